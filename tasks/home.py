@@ -1,0 +1,66 @@
+"""Where everything lies in the state folder, so that no other module joins these names again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "MEMSWEEP_HOME"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The state folder: ``.memsweep`` in the current directory, or what MEMSWEEP_HOME names."""
+
+    root: Path
+
+    @classmethod
+    def find(cls) -> Home:
+        """Return the state folder in force; it need not exist yet."""
+        return cls(Path(os.environ.get(VARIABLE) or ".memsweep").expanduser().resolve())
+
+    @property
+    def envs(self) -> Path:
+        """Environments: ``engine``, ``bench``, ``polyaxon-server``."""
+        return self.root / "envs"
+
+    @property
+    def models(self) -> Path:
+        """Generated or downloaded models, one folder each."""
+        return self.root / "models"
+
+    @property
+    def services(self) -> Path:
+        """State, logs and data of the embedded services; one folder a service."""
+        return self.root / "services"
+
+    @property
+    def rounds(self) -> Path:
+        """One folder a round: sweep, intents, finished cells, flow runs."""
+        return self.root / "rounds"
+
+    @property
+    def bundles(self) -> Path:
+        """Sealed bundles, one folder a run, named by the run's UUID."""
+        return self.root / "bundles"
+
+    @property
+    def quarantine(self) -> Path:
+        """Bundles that could not be ingested, each with its reason."""
+        return self.root / "quarantine"
+
+    @property
+    def cache(self) -> Path:
+        """Whatever can be made again: engine caches, staged code of the run."""
+        return self.root / "cache"
+
+    @property
+    def warehouse_live(self) -> Path:
+        """The writer's database file; readers never open it."""
+        return self.root / "warehouse" / "live.duckdb"
+
+    @property
+    def warehouse_snapshot(self) -> Path:
+        """The published database file that readers open."""
+        return self.root / "warehouse" / "snapshot.duckdb"
