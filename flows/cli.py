@@ -1,0 +1,85 @@
+"""The command line: a table of commands, no logic.
+
+Every command lives in ``flows/commands`` and imports heavy packages only when it runs, so that
+planning and parsing answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from flows.output import say
+from warehouse.errors import MemsweepError
+
+#: Modules of flows/commands, in the order the help shows their groups.
+MODULES = (
+    "running",
+    "planning",
+    "capacity",
+    "parse_log",
+    "looking",
+    "auditing",
+    "upkeep",
+    "services",
+)
+
+
+def build() -> typer.Typer:
+    """Return the application with every command registered."""
+    app = typer.Typer(
+        name="memsweep",
+        help="How much GPU memory does this model, served this way, really need?",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for name in MODULES:
+        importlib.import_module(f"flows.commands.{name}").register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command; exits 0, 1, 2, 3 or 130 as the README's table says, never with a traceback
+    for what the user or the machine did."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    command = typer.main.get_command(build())
+    try:
+        result = command.main(
+            args=list(arguments) if arguments is not None else None,
+            prog_name="memsweep",
+            standalone_mode=False,
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return 2
+    except click.ClickException as error:
+        say(f"memsweep: {' '.join(error.format_message().split())}")
+        return 2
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        say("memsweep: interrupted")
+        return 130
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except MemsweepError as error:
+        say(f"memsweep: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`memsweep runs | head`): not a fault.
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()
