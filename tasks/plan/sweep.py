@@ -1,0 +1,318 @@
+"""A sweep file: base settings, what varies, the load and the pins, as a user writes them.
+
+Without a strict reader a misspelt key would silently keep a default and the sweep would measure
+something else than it says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from tasks.canonical import content_key
+from tasks.plan.cell import (
+    LoadPoint,
+    ModelRef,
+    PositiveInt,
+    Sampling,
+    ServerSettings,
+    Setting,
+    Strict,
+)
+from warehouse.errors import BadInput
+from warehouse.registry import Outcome
+
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+GIB = 2**30
+
+#: Cells of one sweep; more is nearly always a slip in a grid.
+MAX_CELLS = 20_000
+
+
+class BeyondMachine(Strict):
+    """A KV-cache size that no machine can grant, to measure the refusal.
+
+    ``beyond_machine`` bytes where the machine has less memory than that, else twice the machine's
+    memory (rounded up to whole GiB, so that it does not change with the kernel's own share).
+    """
+
+    beyond_machine: PositiveInt = Field(description="bytes asked for on an ordinary machine")
+
+    def resolve(self, memory_total_bytes: int) -> int:
+        """Return the bytes to ask for on a machine with ``memory_total_bytes`` of memory."""
+        if memory_total_bytes < self.beyond_machine:
+            return self.beyond_machine
+        return 2 * -(-memory_total_bytes // GIB) * GIB
+
+
+class ServerPatch(Strict):
+    """Part of the server's settings; whatever is left out comes from the level above."""
+
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    kv_cache_memory_bytes: BeyondMachine | int | None = None
+    enable_prefix_caching: bool | None = None
+    enforce_eager: bool | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    block_size: int | None = None
+    language_model_only: bool | None = None
+    seed: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return only what the file states."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class LoadPatch(Strict):
+    """Part of a load point; whatever is left out comes from the level above."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    parallel: int | None = None
+    number: int | None = None
+    warmup: int | None = None
+    prefix_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    enable_thinking: bool | None = None
+    dataset: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return only what the file states."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+class SweepPins(Strict):
+    """What the sweep fixes by content; the target gives the rest."""
+
+    engine_version: str | None = Field(None, description="vLLM's version")
+    image_digest: str | None = Field(
+        None, pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$", description="the GPU image"
+    )
+    model_revision: str | None = Field(
+        None, pattern=r"^([0-9a-f]{40}|unresolved)$", description="the model's commit"
+    )
+
+
+Axis = Annotated[list[Any], Field(min_length=1)]
+
+
+class Experiment(Strict):
+    """Cells that belong together: one server setting per combination of ``vary``."""
+
+    name: str = Field(pattern=NAME)
+    description: str = ""
+    model: str | None = Field(None, description="overrides the sweep's model")
+    server: ServerPatch = ServerPatch()
+    vary: dict[str, Axis] = Field(default_factory=dict, description="server setting -> values")
+    load: LoadPatch = LoadPatch()
+    vary_load: dict[str, Axis] = Field(default_factory=dict, description="load setting -> values")
+    points: list[LoadPatch] = Field(min_length=1, description="load points, in this order")
+    expect: Outcome | None = Field(None, description="the outcome that counts as success")
+
+    @model_validator(mode="after")
+    def _axes_exist(self) -> Experiment:
+        for axes, known, where in (
+            (self.vary, ServerSettings.model_fields, "vary"),
+            (self.vary_load, LoadPoint.model_fields, "vary_load"),
+        ):
+            for name in axes:
+                if name not in known:
+                    raise ValueError(
+                        f"{where}: unknown setting {name!r}, wanted one of {', '.join(known)}"
+                    )
+        return self
+
+
+class Sweep(Strict):
+    """One sweep file."""
+
+    name: str = Field(pattern=NAME)
+    description: str = ""
+    model: str = Field(description="hub id, or the name of a tiny model the project generates")
+    repeats: int = Field(2, ge=1, le=100, description="runs of every cell in a round")
+    pins: SweepPins = SweepPins()
+    server: ServerPatch = ServerPatch()
+    load: LoadPatch = LoadPatch()
+    sampling: Sampling = Sampling()
+    experiments: list[Experiment] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Sweep:
+        names = [experiment.name for experiment in self.experiments]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"experiments: the name {twice[0]!r} is used twice")
+        return self
+
+    @property
+    def sha256(self) -> str:
+        """The sweep's identity: sha256 of its canonical form (comments and key order aside)."""
+        return content_key(self.model_dump(mode="json"))
+
+    def expand(self, *, memory_total_bytes: int) -> Iterator[tuple[Experiment, str, Setting]]:
+        """Yield ``(experiment, label, setting)`` per cell, in the file's order.
+
+        Load points that share a server setting share a cell, so one start serves them all.
+        """
+        size = sum(
+            _product(len(values) for values in experiment.vary.values())
+            for experiment in self.experiments
+        )
+        if size > MAX_CELLS:
+            raise BadInput(f"sweep {self.name}: {size} cells, wanted at most {MAX_CELLS}")
+        for experiment in self.experiments:
+            load = self._load(experiment)
+            for chosen in _combinations(experiment.vary):
+                server = {**self.server.given(), **experiment.server.given(), **chosen}
+                label = "/".join([experiment.name, *(f"{k}={v}" for k, v in chosen.items())])
+                yield experiment, label, self._setting(
+                    experiment, label, server, load, memory_total_bytes
+                )
+
+    def _load(self, experiment: Experiment) -> list[dict[str, Any]]:
+        base = {**self.load.given(), **experiment.load.given()}
+        return [
+            {**base, **chosen, **point.given()}
+            for chosen in _combinations(experiment.vary_load)
+            for point in experiment.points
+        ]
+
+    def _setting(
+        self,
+        experiment: Experiment,
+        label: str,
+        server: dict[str, Any],
+        load: list[dict[str, Any]],
+        memory_total_bytes: int,
+    ) -> Setting:
+        asked = server.get("kv_cache_memory_bytes")
+        if isinstance(asked, BeyondMachine):
+            server = {**server, "kv_cache_memory_bytes": asked.resolve(memory_total_bytes)}
+        try:
+            return Setting(
+                model=ModelRef(name=experiment.model or self.model),
+                server=ServerSettings.model_validate(server),
+                load=tuple(LoadPoint.model_validate(point) for point in load),
+            )
+        except ValidationError as error:
+            raise BadInput(f"sweep {self.name}, cell {label}: {first_problem(error)}") from error
+
+
+def _product(sizes: Iterator[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
+def _combinations(axes: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def machine_memory_bytes() -> int:
+    """Return the machine's memory in bytes (what the kernel calls MemTotal)."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return a validation error's first problem as one line: where, what, what was got."""
+    # An unknown key comes first: a misspelt one is often the cause of a "field required" too.
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    where = ""
+    for part in first["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    got = first.get("input")
+    shown = "" if isinstance(got, dict | list) or first["type"] == "value_error" else f", got {got!r}"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {message}{shown}{more}" if where else f"{message}{shown}{more}"
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML in which a key given twice is an error: PyYAML alone keeps the last, silently."""
+
+
+def _unique_mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[object] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        if not isinstance(key, str | int | float | bool):
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be a plain value", key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is given twice", key_node.start_mark
+            )
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def parse_yaml(text: str, *, where: str) -> object:
+    """Read safe YAML; raises :class:`BadInput` with file, line and problem in one line."""
+    try:
+        # S506 does not apply: the loader is a SafeLoader.
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BadInput(f"{where}{line}: not valid YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
+
+
+def parse_sweep(text: str, *, where: str) -> Sweep:
+    """Read a sweep from its text; raises :class:`BadInput` in one line."""
+    document = parse_yaml(text, where=where)
+    if not isinstance(document, dict):
+        raise BadInput(f"{where}: got {type(document).__name__}, wanted a mapping with name, model, experiments")
+    try:
+        return Sweep.model_validate(document)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {first_problem(error)}") from error
+
+
+def shipped() -> dict[str, Path]:
+    """Return the sweeps that come with the project: name -> file."""
+    from importlib.resources import files
+
+    folder = Path(str(files("flows") / "sweeps"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_sweep(name_or_path: str) -> tuple[str, str]:
+    """Return ``(where, text)`` of a shipped sweep's name or a file's path.
+
+    Raises :class:`BadInput` naming the shipped ones when there is neither.
+    """
+    sweeps = shipped()
+    path = sweeps.get(name_or_path) or Path(name_or_path)
+    if not path.is_file():
+        raise BadInput(
+            f"unknown sweep {name_or_path!r}: neither a file nor one of {', '.join(sweeps)}"
+        )
+    try:
+        return str(name_or_path), path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
