@@ -43,12 +43,17 @@ def print_table(
 
     Cells are shown as text (``None`` as an en dash): nothing in them is taken as markup.
     """
-    table = Table(title=Text(title), title_justify="left", header_style="bold", box=None, pad_edge=False)
+    table = Table(
+        title=Text(title), title_justify="left", header_style="bold", box=None, pad_edge=False
+    )
     texts = [["–" if cell is None else str(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(texts) and all(_is_numeric(row[index]) for row in texts)
         table.add_column(
-            Text(column), justify="right" if numeric else "left", overflow="fold", no_wrap=not sys.stdout.isatty()
+            Text(column),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=not sys.stdout.isatty(),
         )
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))

@@ -178,8 +178,10 @@ class Sweep(Strict):
             for chosen in _combinations(experiment.vary):
                 server = {**self.server.given(), **experiment.server.given(), **chosen}
                 label = "/".join([experiment.name, *(f"{k}={v}" for k, v in chosen.items())])
-                yield experiment, label, self._setting(
-                    experiment, label, server, load, memory_total_bytes
+                yield (
+                    experiment,
+                    label,
+                    self._setting(experiment, label, server, load, memory_total_bytes),
                 )
 
     def _load(self, experiment: Experiment) -> list[dict[str, Any]]:
@@ -240,7 +242,8 @@ def first_problem(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         message = "unknown key"
     got = first.get("input")
-    shown = "" if isinstance(got, dict | list) or first["type"] == "value_error" else f", got {got!r}"
+    silent = isinstance(got, dict | list) or first["type"] == "value_error"
+    shown = "" if silent else f", got {got!r}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {message}{shown}{more}" if where else f"{message}{shown}{more}"
 
@@ -252,7 +255,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def _unique_mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[object] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str | int | float | bool):
             raise yaml.constructor.ConstructorError(
                 None, None, "a key must be a plain value", key_node.start_mark
@@ -286,7 +289,9 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
     """Read a sweep from its text; raises :class:`BadInput` in one line."""
     document = parse_yaml(text, where=where)
     if not isinstance(document, dict):
-        raise BadInput(f"{where}: got {type(document).__name__}, wanted a mapping with name, model, experiments")
+        raise BadInput(
+            f"{where}: got {type(document).__name__}, wanted a mapping with name, model, experiments"
+        )
     try:
         return Sweep.model_validate(document)
     except ValidationError as error:

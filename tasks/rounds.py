@@ -1,0 +1,251 @@
+"""A round: one measuring of a whole sweep, and what is already done of it.
+
+Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed flow loses nothing:
+
+* ``round.json``          what the round measures: sweep text and hash, label, when it was opened
+* ``repeats/<cell key>.<repeat>.json``   intent, attempt and run UUID, written before and after create
+* ``predictions/<cell key>.json``      made and hashed before the run is created
+* ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
+* ``flow.lock``           held while a flow works on it; the kernel drops it with the process
+
+What is finished is decided by a sealed bundle whose manifest has the recorded hash, never by the
+existence of one of these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import filelock
+
+from tasks import processes
+from tasks.canonical import sha256_file
+from tasks.files import read_json, write_json, write_text
+from tasks.home import Home
+from tasks.plan.sweep import Sweep, parse_sweep
+from warehouse.errors import BadInput, CannotFindOut
+
+
+def now() -> str:
+    """Return the time as ISO 8601 UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatState:
+    """What is known of one repeat of one cell in one round."""
+
+    cell_key: str
+    repeat: int
+    attempt: int
+    run_uuid: str | None
+    prediction_sha256: str | None
+    outcome: str | None = None
+    manifest_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round's folder."""
+
+    home: Home
+    id: str
+    sweep_name: str
+    sweep_sha256: str
+    label: str
+    opened_at: str
+
+    @property
+    def folder(self) -> Path:
+        """``rounds/<id>`` in the state folder."""
+        return self.home.rounds / self.id
+
+    @property
+    def sweep_text(self) -> str:
+        """The sweep file as it was when the round was opened."""
+        return (self.folder / "sweep.yaml").read_text(encoding="utf-8")
+
+    def sweep(self) -> Sweep:
+        """The sweep as it was when the round was opened."""
+        return parse_sweep(self.sweep_text, where=f"round {self.id}")
+
+    # -- repeats ----------------------------------------------------------------------------
+
+    def _state_path(self, cell_key: str, repeat: int) -> Path:
+        return self.folder / "repeats" / f"{cell_key}.{repeat}.json"
+
+    def state(self, cell_key: str, repeat: int) -> RepeatState | None:
+        """Return what is recorded of a cell's repeat, or ``None`` if nothing was intended yet."""
+        value = read_json(self._state_path(cell_key, repeat))
+        return _state(value) if value else None
+
+    def states(self) -> list[RepeatState]:
+        """Return the state of every recorded repeat."""
+        values = (read_json(path) for path in sorted((self.folder / "repeats").glob("*.json")))
+        return [_state(value) for value in values if value]
+
+    def save(self, state: RepeatState) -> None:
+        """Write a repeat's state, synced."""
+        write_json(
+            self._state_path(state.cell_key, state.repeat),
+            {name: getattr(state, name) for name in FIELDS} | {"at": now()},
+        )
+
+    def finished(self, cell_key: str, repeat: int) -> RepeatState | None:
+        """Return the state if its bundle is sealed with the recorded hash, else ``None``."""
+        state = self.state(cell_key, repeat)
+        if state is None or state.run_uuid is None or state.manifest_sha256 is None:
+            return None
+        manifest = self.home.bundles / state.run_uuid / "manifest.json"
+        if not manifest.is_file() or sha256_file(manifest) != state.manifest_sha256:
+            return None
+        return state
+
+    # -- predictions ------------------------------------------------------------------------
+
+    def prediction_path(self, cell_key: str) -> Path:
+        """Where a cell's prediction lies."""
+        return self.folder / "predictions" / f"{cell_key}.json"
+
+    # -- flows ------------------------------------------------------------------------------
+
+    def note_flow(self, flow_run_id: str) -> None:
+        """Record that this process works on the round as Prefect flow run ``flow_run_id``."""
+        pid = os.getpid()
+        line = {
+            "flow_run_id": flow_run_id,
+            "pid": pid,
+            "start_ticks": processes.start_ticks(pid),
+            "at": now(),
+        }
+        with (self.folder / "flows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def dead_flows(self) -> list[str]:
+        """Return the Prefect flow runs whose process is gone."""
+        path = self.folder / "flows.jsonl"
+        dead = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError, KeyError):
+                entry = json.loads(line)
+                if not processes.alive(entry["pid"], entry["start_ticks"]):
+                    dead.append(entry["flow_run_id"])
+        return dead
+
+    @contextlib.contextmanager
+    def only_flow(self) -> Iterator[None]:
+        """Hold the round for this process; a second flow on it is refused with the holder's PID."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        holder = self.folder / "flow.pid"
+        lock = filelock.FileLock(self.folder / "flow.lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            pid = holder.read_text().strip() if holder.exists() else "unknown"
+            raise BadInput(
+                f"round {self.id} is being measured by process {pid}; "
+                "wait for it, or stop it with: memsweep stop"
+            ) from error
+        try:
+            holder.write_text(str(os.getpid()))
+            yield
+        finally:
+            lock.release()
+
+    # -- stop requests ----------------------------------------------------------------------
+
+    @property
+    def _stop_file(self) -> Path:
+        return self.folder / "stop.json"
+
+    def ask_stop(self, *, after_current: bool) -> None:
+        """Ask the flow that works on the round to stop now, or after its current cells."""
+        write_json(self._stop_file, {"after_current": after_current, "at": now()})
+
+    def stop_asked(self) -> str | None:
+        """Return ``now``, ``after-current`` or ``None``."""
+        value = read_json(self._stop_file)
+        if value is None:
+            return None
+        return "after-current" if value.get("after_current") else "now"
+
+    def clear_stop(self) -> None:
+        """Forget an earlier request, at the start of a new flow."""
+        self._stop_file.unlink(missing_ok=True)
+
+
+FIELDS = (
+    "cell_key",
+    "repeat",
+    "attempt",
+    "run_uuid",
+    "prediction_sha256",
+    "outcome",
+    "manifest_sha256",
+)
+
+
+def _state(value: dict[str, object]) -> RepeatState:
+    return RepeatState(**{name: value.get(name) for name in FIELDS})  # type: ignore[arg-type]
+
+
+def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
+    """Return the rounds in the state folder, oldest first, of one sweep name or of all."""
+    found = []
+    for path in home.rounds.glob("*/round.json"):
+        value = read_json(path)
+        if value and sweep_name in (None, value.get("sweep_name")):
+            found.append(_round(home, value))
+    return sorted(found, key=lambda round_: (round_.opened_at, round_.id))
+
+
+def _round(home: Home, value: dict[str, object]) -> Round:
+    return Round(
+        home=home,
+        id=str(value["id"]),
+        sweep_name=str(value["sweep_name"]),
+        sweep_sha256=str(value["sweep_sha256"]),
+        label=str(value["label"]),
+        opened_at=str(value["opened_at"]),
+    )
+
+
+def open_round(
+    home: Home, sweep: Sweep, sweep_text: str, *, fresh: bool, label: str | None = None
+) -> tuple[Round, bool]:
+    """Return ``(round, is new)``: the sweep's newest round, or a new one.
+
+    A sweep whose content changed has another hash and so another round. ``label`` (a night's
+    scheduled time) names the round to take or to open.
+    """
+    same = [r for r in rounds_of(home, sweep.name) if r.sweep_sha256 == sweep.sha256]
+    if label is not None:
+        same = [r for r in same if r.label == label]
+    if same and not fresh:
+        return same[-1], False
+    if label is None:
+        numbers = [int(r.label) for r in same if r.label.isdigit()]
+        label = str(max(numbers, default=0) + 1)
+    round_id = f"{sweep.name}-{sweep.sha256[:8]}-{label}"
+    folder = home.rounds / round_id
+    if (folder / "round.json").exists():
+        raise CannotFindOut(f"round {round_id} was opened by another process just now; run again")
+    value: dict[str, object] = {
+        "format": 1,
+        "id": round_id,
+        "sweep_name": sweep.name,
+        "sweep_sha256": sweep.sha256,
+        "label": label,
+        "opened_at": now(),
+    }
+    write_text(folder / "sweep.yaml", sweep_text)
+    write_json(folder / "round.json", value)
+    return _round(home, value), True
