@@ -290,7 +290,8 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
     document = parse_yaml(text, where=where)
     if not isinstance(document, dict):
         raise BadInput(
-            f"{where}: got {type(document).__name__}, wanted a mapping with name, model, experiments"
+            f"{where}: got {type(document).__name__}, "
+            "wanted a mapping with name, model and experiments"
         )
     try:
         return Sweep.model_validate(document)
