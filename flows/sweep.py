@@ -1,0 +1,177 @@
+"""The flow that measures a sweep: reads like a table of contents.
+
+Prefect schedules, shows and cancels; what is true stands in bundles and in Polyaxon's runs. A
+flow may die at any moment: the next one reuses what is finished and adopts what goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.utilities.annotations import quote
+
+from flows.context import Context, open_context
+from flows.output import say
+from tasks import reconcile, record
+from tasks.collect import Origin, collect
+from tasks.measure import Measuring, find_or_create, wait_until_final
+from tasks.plan.plan import PlannedRun
+from tasks.rounds import RepeatState
+from tasks.steps import measure_cell
+from warehouse.errors import CannotFindOut, MemsweepError
+
+#: Far above any number of slots: the slots, not the pool, limit what runs at a time.
+POOL = 64
+#: How long an interrupted flow waits for its runs to stop and to be collected.
+WIND_UP_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """How one repeat of one cell came out."""
+
+    label: str
+    repeat: int
+    run_uuid: str
+    outcome: str
+    as_expected: bool
+    reused: bool
+
+
+@flow(
+    name="measure-sweep",
+    flow_run_name="{sweep}",
+    task_runner=ThreadPoolTaskRunner(max_workers=POOL),
+    persist_result=False,
+)
+def measure_sweep(sweep: str, target: str = "local", *, fresh: bool = False) -> State[str]:
+    """Measure what is missing of a sweep's newest round (or of a new one).
+
+    ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles.
+    """
+    context = open_context(sweep, target, fresh=fresh, flow_run_id=str(flow_run.get_id()))
+    with context.round.only_flow():
+        context.round.clear_stop()
+        context.round.note_flow(context.measuring.flow_run_id)
+        reconcile.drop_half_bundles(context.measuring.home)
+        return _verdict(measure_round(context))
+
+
+def _verdict(results: list[CellResult]) -> State[str]:
+    wrong = [result for result in results if not result.as_expected]
+    text = f"{len(results) - len(wrong)} of {len(results)} cells as expected"
+    if wrong:
+        text += "; " + ", ".join(f"{r.label}: {r.outcome}" for r in wrong[:5])
+        return Failed(message=text)
+    return Completed(message=text)
+
+
+def measure_round(context: Context) -> list[CellResult]:
+    """Measure every missing run of the round, slot by slot, and return all results."""
+    measuring = context.measuring
+    slots = threading.Semaphore(context.plan.surroundings.slots)
+    results: list[CellResult] = []
+    futures: list[PrefectFuture[str]] = []
+    try:
+        for run in context.plan.runs():
+            done = context.round.finished(run.cell.cell_key, run.repeat)
+            if done:
+                results.append(_reused(run, done))
+                say(f"  {run.cell.label}: measured already ({done.outcome}), run {done.run_uuid}")
+            elif _take(slots, measuring):
+                work = _work(context, run, slots.release, results)
+                futures.append(measure_cell.submit(run.cell.label, run.repeat, quote(work)))
+        for future in futures:
+            future.result()
+    except BaseException:
+        measuring.stop.set()
+        for future in futures:
+            future.wait(timeout=WIND_UP_S)
+        raise
+    return results
+
+
+def _take(slots: threading.Semaphore, measuring: Measuring) -> bool:
+    """Wait for a slot; ``False`` when no further cell is to be started."""
+    while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
+        if slots.acquire(timeout=0.5):
+            return True
+        measuring.tick()
+    return False
+
+
+def _reused(run: PlannedRun, done: RepeatState) -> CellResult:
+    outcome = done.outcome or "unknown"
+    return CellResult(
+        run.cell.label,
+        run.repeat,
+        done.run_uuid or "",
+        outcome,
+        run.planned.as_expected(outcome),
+        reused=True,
+    )
+
+
+def _work(
+    context: Context, run: PlannedRun, release: Callable[[], None], results: list[CellResult]
+) -> Callable[[], str]:
+    def work() -> str:
+        result = measure_one(context, run, release)
+        results.append(result)
+        return result.outcome
+
+    return work
+
+
+def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
+    """Measure one repeat of one cell, collect it, and put it into the warehouse.
+
+    The slot is given on as soon as the run has ended, so that the next server starts while this
+    one's bundle is still being sealed.
+    """
+    measuring, round_ = context.measuring, context.round
+    try:
+        view, adopted = find_or_create(measuring, run)
+        say(f"  {run.cell.label}: run {view.uuid} {'adopted' if adopted else 'created'}")
+        view = wait_until_final(measuring, run, view)
+    finally:
+        release()
+    state = round_.state(run.cell.cell_key, run.repeat)
+    if state is None:
+        raise CannotFindOut(f"round {round_.id}: the record of {run.cell.label} is gone")
+    bundle = collect(
+        measuring.home, measuring.port, round_, run, view, state, context.origin
+    )
+    outcome = str(bundle.manifest["outcome"])
+    round_.save(replace(state, outcome=outcome, manifest_sha256=bundle.manifest_sha256))
+    _publish(context, bundle.folder.name)
+    expected = run.planned.as_expected(outcome)
+    message = str(bundle.manifest.get("message") or "").splitlines()
+    say(
+        f"  {run.cell.label}: {outcome}"
+        + (" as expected" if expected and outcome != "ok" else "")
+        + (f" - {message[0][:200]}" if message and outcome != "ok" else "")
+    )
+    return CellResult(run.cell.label, run.repeat, view.uuid, outcome, expected, reused=False)
+
+
+_one_ingest = threading.Lock()
+
+
+def _publish(context: Context, run_uuid: str) -> None:
+    """Ingest and publish one bundle; a warehouse that cannot be had loses nothing."""
+    home = context.measuring.home
+    with _one_ingest:
+        try:
+            record.ingest(home, [home.bundles / run_uuid])
+        except MemsweepError as error:
+            say(f"  run {run_uuid}: sealed, but not in the warehouse yet ({error})")
+
+

@@ -1,0 +1,230 @@
+"""From a run that ended to a sealed bundle: fetch its outputs, add what only this side knows."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from tasks import bundle
+from tasks.bundle import Bundle, Identity
+from tasks.canonical import sha256_file
+from tasks.capture import startup_log
+from tasks.files import read_json
+from tasks.home import Home
+from tasks.launch.port import PolyaxonPort, RunView
+from tasks.outcome import decide_outcome
+from tasks.plan.plan import PlannedRun
+from tasks.rounds import RepeatState, Round, now
+from warehouse.errors import CannotFindOut
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who measured, with which code, on which flow run."""
+
+    flow_run_id: str
+    flow_lock_sha256: str
+    target: str
+
+
+@cache
+def code_state() -> dict[str, object]:
+    """Return commit and dirtiness of the project's own checkout; both ``None`` where it is none.
+
+    Dirty means changed or untracked files that git does not ignore.
+    """
+    root = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout
+
+    commit = git("rev-parse", "HEAD") if (root / ".git").exists() else None
+    status = git("status", "--porcelain") if commit else None
+    return {
+        "memsweep_version": version("memsweep"),
+        "git_commit": commit.strip() if commit else None,
+        "git_dirty": None if status is None else bool(status.strip()),
+    }
+
+
+def collect(
+    home: Home,
+    port: PolyaxonPort,
+    round_: Round,
+    run: PlannedRun,
+    view: RunView,
+    state: RepeatState,
+    origin: Origin,
+) -> Bundle:
+    """Seal the bundle of a run that Polyaxon calls final; idempotent.
+
+    A run without ``end.json`` is sealed with what there is, as ``lost``, ``stopped`` or
+    ``crashed``.
+    """
+    existing = bundle.sealed(home, view.uuid)
+    if existing is not None:
+        return existing
+    _need_space(home)
+    folder = bundle.staging(home, view.uuid)
+    problems = port.fetch(view.uuid, folder)
+    end = read_json(folder / "end.json")
+    problems += _differences(folder, end)
+    _add_own_files(folder, port, round_, run, view, state, origin)
+    outcome, phase, message = decide_outcome(
+        end=end,
+        polyaxon_status=view.status,
+        polyaxon_reason=view.reason,
+        failure=_failure(folder / "server.log"),
+        problems=problems,
+    )
+    observed = None if end is None else end.get("observed")
+    started, ended = _times(folder, end, view)
+    identity = Identity(
+        run_uuid=view.uuid,
+        cell_key=run.cell.cell_key,
+        setting_key=run.cell.setting_key,
+        sweep=round_.sweep_name,
+        sweep_sha256=round_.sweep_sha256,
+        round=round_.id,
+        repeat=run.repeat,
+        attempt=state.attempt,
+    )
+    return bundle.seal(
+        home,
+        folder,
+        identity,
+        outcome=outcome,
+        phase=phase,
+        facts={
+            "observed": observed,
+            "message": message,
+            "reason": None if end is None else end.get("reason"),
+            "started_at": started,
+            "ended_at": ended,
+            "incomplete": problems,
+        },
+    )
+
+
+def _need_space(home: Home) -> None:
+    home.bundles.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home.bundles).free
+    if free < 200_000_000:
+        raise CannotFindOut(
+            f"{home.bundles}: {free / 1e6:.0f} MB free, wanted 200 MB to seal a bundle; free some "
+            "and run again: the run's outputs are kept"
+        )
+
+
+def _differences(folder: Path, end: dict[str, object] | None) -> list[str]:
+    """Return what of the run's own list of files did not arrive whole."""
+    listed = end.get("files") if end else None
+    if not isinstance(listed, dict):
+        return []
+    problems = []
+    for name, facts in sorted(listed.items()):
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{name}: the run left it, it did not arrive")
+        elif sha256_file(path) != facts["sha256"]:
+            problems.append(f"{name}: arrived with another content than the run left")
+    return problems
+
+
+def _failure(log: Path) -> startup_log.Failure | None:
+    if not log.is_file():
+        return None
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return startup_log.parse(lines).failure
+
+
+def _add_own_files(
+    folder: Path,
+    port: PolyaxonPort,
+    round_: Round,
+    run: PlannedRun,
+    view: RunView,
+    state: RepeatState,
+    origin: Origin,
+) -> None:
+    content = port.content(view.uuid)
+    try:
+        operation: object = json.loads(content)
+    except ValueError:
+        operation = content
+    prediction = round_.prediction_path(run.cell.cell_key)
+    (folder / "sweep.yaml").write_text(round_.sweep_text, encoding="utf-8")
+    (folder / "cell.json").write_text(run.cell.canonical() + "\n", encoding="utf-8")
+    if prediction.is_file():
+        shutil.copyfile(prediction, folder / "prediction.json")
+    _write(folder / "operation.json", operation)
+    _write(
+        folder / "polyaxon.json",
+        {
+            "host": port.host,
+            "owner": port.owner,
+            "project": port.project,
+            "run_uuid": view.uuid,
+            "status": view.status,
+            "reason": view.reason,
+            "message": view.message,
+            "created_at": view.created_at,
+            "meta_info": view.meta_info,
+            "conditions": view.conditions,
+        },
+    )
+    _write(
+        folder / "orchestration.json",
+        {
+            **code_state(),
+            "who": getpass.getuser(),
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "target": origin.target,
+            "flow_lock_sha256": origin.flow_lock_sha256,
+            "prefect_flow_run_id": origin.flow_run_id,
+            "created_by_flow_run_id": view.meta_info.get("flow_run"),
+            "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
+            "sweep": round_.sweep_name,
+            "sweep_sha256": round_.sweep_sha256,
+            "round": round_.id,
+            "repeat": run.repeat,
+            "attempt": state.attempt,
+            "prediction_sha256": state.prediction_sha256,
+            "collected_at": now(),
+        },
+    )
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, default=str) + "\n", "utf-8")
+
+
+def _times(
+    folder: Path, end: dict[str, object] | None, view: RunView
+) -> tuple[str | None, str | None]:
+    """Return start and end as ISO 8601 UTC: the run's own clock, else Polyaxon's."""
+    from tasks.clock import Clock
+
+    clock = Clock.read(folder / "clock.json")
+    if end and clock:
+        return clock.utc(end.get("started_s")), clock.utc(end.get("ended_s"))
+    stamps = [str(c.get("last_transition_time") or c.get("last_update_time")) for c in view.conditions]
+    return (stamps[0], stamps[-1]) if stamps else (None, None)

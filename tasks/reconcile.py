@@ -1,0 +1,76 @@
+"""What every start begins with: settle what an earlier process left open.
+
+A killed flow leaves a Prefect flow run that says Running for ever, runs that ended unseen, and
+sealed bundles that were never ingested. Strays and dead runs of this machine are the supervisor's
+to end; it does so when it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+
+import httpx
+
+from tasks.home import Home
+from tasks.rounds import rounds_of
+
+DEADLINE_S = 20.0
+STALE_S = 3600.0
+
+
+def crash_dead_flows(home: Home, api_url: str, tell: Callable[[str], None]) -> list[str]:
+    """Set every flow run (and its task runs) whose process is gone to Crashed; return their ids.
+
+    A server that does not answer is not our failure to measure: it is told, and tried next time.
+    """
+    settled = []
+    with httpx.Client(base_url=api_url, timeout=DEADLINE_S) as client:
+        for round_ in rounds_of(home):
+            for flow_run_id in round_.dead_flows():
+                try:
+                    if _crash(client, flow_run_id):
+                        settled.append(flow_run_id)
+                        tell(f"Prefect flow run {flow_run_id}: its process is gone, set to Crashed")
+                except httpx.HTTPError as error:
+                    tell(f"Prefect flow run {flow_run_id}: could not be settled ({error})")
+    return settled
+
+
+def _crash(client: httpx.Client, flow_run_id: str) -> bool:
+    answer = client.get(f"/flow_runs/{flow_run_id}")
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return False
+    answer.raise_for_status()
+    state = answer.json().get("state") or {}
+    if state.get("type") in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
+        return False
+    crashed = {
+        "state": {"type": "CRASHED", "name": "Crashed", "message": "the flow's process is gone"},
+        "force": True,
+    }
+    client.post(f"/flow_runs/{flow_run_id}/set_state", json=crashed).raise_for_status()
+    tasks = client.post(
+        "/task_runs/filter",
+        json={
+            "flow_runs": {"id": {"any_": [flow_run_id]}},
+            "task_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "SCHEDULED"]}}},
+        },
+    )
+    tasks.raise_for_status()
+    for task in tasks.json():
+        client.post(f"/task_runs/{task['id']}/set_state", json=crashed).raise_for_status()
+    return True
+
+
+def drop_half_bundles(home: Home) -> None:
+    """Remove staging folders that a killed collector left; the run's outputs are still there.
+
+    One that is younger than :data:`STALE_S` may belong to a collector that is at work.
+    """
+    for folder in home.bundles.glob(".tmp-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > STALE_S:
+                shutil.rmtree(folder)
