@@ -1,0 +1,124 @@
+"""Which rule of vLLM's memory arithmetic holds in which of its versions.
+
+A prediction made with the rules of another version is wrong by up to a factor of two and looks
+plausible. Every switch stands here once, with the first release that has it; it was read from
+vLLM's own Python sources of these releases (0.9.0.1 to 0.33.0) and the file is named beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from warehouse.errors import BadInput
+
+#: First and last release whose sources were read.
+OLDEST = "0.9.0"
+NEWEST = "0.33.0"
+
+_VERSION = re.compile(
+    r"^v?(?P<release>\d+(?:\.\d+)*)(?P<pre>(?:\.?(?:a|b|rc|dev)\d*)+)?(?:\.?post\d+)?"
+    r"(?:\.dev\d+)?(?:\+.*)?$"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EngineVersion:
+    """A vLLM version, ordered: a pre-release comes before its release."""
+
+    release: tuple[int, int, int]
+    is_final: bool
+
+    @classmethod
+    def parse(cls, text: str) -> EngineVersion:
+        """Read a version as vLLM prints it (``0.27.0``, ``0.20.1rc1.dev7+gabc``, ``0.27.0+cpu``).
+
+        Raises:
+            BadInput: the text is no version, or it is older than any release that was read.
+        """
+        match = _VERSION.match(text.strip())
+        if match is None:
+            raise BadInput(f"vLLM version {text!r}: not a version number; give one like 0.27.0")
+        numbers = [int(part) for part in match["release"].split(".")][:3]
+        numbers += [0] * (3 - len(numbers))
+        version = cls((numbers[0], numbers[1], numbers[2]), match["pre"] is None)
+        if version.release < (0, 9, 0):
+            raise BadInput(
+                f"vLLM version {text!r}: the rules of versions before {OLDEST} are not known; "
+                f"give {OLDEST} to {NEWEST}"
+            )
+        return version
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The switches of one vLLM version; every field says what is true in that version."""
+
+    version: EngineVersion
+    #: "GPU KV cache size" is int(concurrency x max_model_len), from 0.20.1; before, it is
+    #: blocks // groups x smallest block (v1/core/kv_cache_utils.py: get_kv_cache_capacity).
+    tokens_from_concurrency: bool
+    #: Layers of one kind with different page sizes form one group, from 0.11
+    #: (v1/kv_cache_interface.py: UniformTypeKVCacheSpecs).
+    uniform_type_groups: bool
+    #: The largest bucket gives the group size if it is smaller than this many hundredths of the
+    #: smallest one: 125 from 0.12, 150 from 0.18; None: always the smallest
+    #: (kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size).
+    group_growth_percent: int | None
+    #: ``mamba_cache_mode`` none/align/all exists, from 0.15 (config/cache.py).
+    state_cache_modes: bool
+    #: Mode "all" counts speculative blocks, from 0.22 (kv_cache_interface.py: MambaSpec).
+    all_mode_counts_speculation: bool
+    #: Attention pages that do not divide the largest page are padded where the backend allows
+    #: it, from 0.24 (kv_cache_utils.py: unify_kv_cache_spec_page_size).
+    pads_attention_pages: bool
+    #: Sliding and chunked needs count the tokens of all batches in flight, from 0.26
+    #: (config/vllm.py: max_in_flight_tokens); before, one batch.
+    counts_batches_in_flight: bool
+    #: The start-up check is made on groups (with padding layers), from 0.14
+    #: (kv_cache_utils.py: _max_memory_usage_bytes_from_groups); before, on layers.
+    checks_groups: bool
+    #: Hybrid models refuse max_num_seqs above the number of blocks when full CUDA graphs are
+    #: captured, from 0.20 (config/compilation.py).
+    refuses_sequences_above_blocks: bool
+    #: Usage divides by N - 1 (the null block is not counted), from 0.10.2; before by N
+    #: (v1/core/block_pool.py: get_usage).
+    usage_excludes_null_block: bool
+    #: Chunked-attention layers keep their own cache kind by default, from 0.14
+    #: (envs.py: VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE); before, as full attention.
+    chunked_layers_apart: bool
+    #: Hybrid models cache prefixes by default (engine/arg_utils.py), from 0.28.
+    hybrids_cache_prefixes: bool
+
+
+@lru_cache(maxsize=256)
+def rules(text: str) -> Rules:
+    """Return the rules of the vLLM version ``text``.
+
+    Versions above the newest one read (:data:`NEWEST`) get its rules; the caller says so.
+
+    Raises:
+        BadInput: ``text`` is no version or too old.
+    """
+    version = EngineVersion.parse(text)
+
+    def since(major: int, minor: int, patch: int = 0) -> bool:
+        return version >= EngineVersion((major, minor, patch), True)
+
+    growth = 150 if since(0, 18) else 125 if since(0, 12) else None
+    return Rules(
+        version=version,
+        tokens_from_concurrency=since(0, 20, 1),
+        uniform_type_groups=since(0, 11),
+        group_growth_percent=growth,
+        state_cache_modes=since(0, 15),
+        all_mode_counts_speculation=since(0, 22),
+        pads_attention_pages=since(0, 24),
+        counts_batches_in_flight=since(0, 26),
+        checks_groups=since(0, 14),
+        refuses_sequences_above_blocks=since(0, 20),
+        usage_excludes_null_block=since(0, 10, 2),
+        chunked_layers_apart=since(0, 14),
+        hybrids_cache_prefixes=since(0, 28),
+    )
