@@ -146,9 +146,7 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
     state = round_.state(run.cell.cell_key, run.repeat)
     if state is None:
         raise CannotFindOut(f"round {round_.id}: the record of {run.cell.label} is gone")
-    bundle = collect(
-        measuring.home, measuring.port, round_, run, view, state, context.origin
-    )
+    bundle = collect(measuring.home, measuring.port, round_, run, view, state, context.origin)
     outcome = str(bundle.manifest["outcome"])
     round_.save(replace(state, outcome=outcome, manifest_sha256=bundle.manifest_sha256))
     _publish(context, bundle.folder.name)
@@ -173,5 +171,3 @@ def _publish(context: Context, run_uuid: str) -> None:
             record.ingest(home, [home.bundles / run_uuid])
         except MemsweepError as error:
             say(f"  run {run_uuid}: sealed, but not in the warehouse yet ({error})")
-
-

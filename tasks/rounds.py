@@ -6,7 +6,7 @@ Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed fl
 * ``repeats/<cell key>.<repeat>.json``   intent, attempt and run UUID, written before and after create
 * ``predictions/<cell key>.json``      made and hashed before the run is created
 * ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
-* ``flow.lock``           held while a flow works on it; the kernel drops it with the process
+* ``flow.lock``, ``flow.json``         held while a flow works on it; the kernel drops the lock
 
 What is finished is decided by a sealed bundle whose manifest has the recorded hash, never by the
 existence of one of these files.
@@ -140,24 +140,35 @@ class Round:
                     dead.append(entry["flow_run_id"])
         return dead
 
+    def holder(self) -> int | None:
+        """Return the PID of the process that measures the round, or ``None``."""
+        value = read_json(self.folder / "flow.json")
+        if value is None:
+            return None
+        pid, ticks = int(str(value["pid"])), value.get("start_ticks")
+        return pid if processes.alive(pid, None if ticks is None else int(str(ticks))) else None
+
     @contextlib.contextmanager
     def only_flow(self) -> Iterator[None]:
         """Hold the round for this process; a second flow on it is refused with the holder's PID."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        holder = self.folder / "flow.pid"
         lock = filelock.FileLock(self.folder / "flow.lock", timeout=0)
         try:
             lock.acquire()
         except filelock.Timeout as error:
-            pid = holder.read_text().strip() if holder.exists() else "unknown"
             raise BadInput(
-                f"round {self.id} is being measured by process {pid}; "
+                f"round {self.id} is being measured by process {self.holder() or 'unknown'}; "
                 "wait for it, or stop it with: memsweep stop"
             ) from error
         try:
-            holder.write_text(str(os.getpid()))
+            pid = os.getpid()
+            write_json(
+                self.folder / "flow.json",
+                {"pid": pid, "start_ticks": processes.start_ticks(pid)},
+            )
             yield
         finally:
+            (self.folder / "flow.json").unlink(missing_ok=True)
             lock.release()
 
     # -- stop requests ----------------------------------------------------------------------
