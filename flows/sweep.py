@@ -20,7 +20,7 @@ from prefect.utilities.annotations import quote
 from flows.context import Context, open_context
 from flows.output import say
 from tasks import reconcile, record
-from tasks.collect import Origin, collect
+from tasks.collect import collect
 from tasks.measure import Measuring, find_or_create, wait_until_final
 from tasks.plan.plan import PlannedRun
 from tasks.rounds import RepeatState

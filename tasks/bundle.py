@@ -189,7 +189,10 @@ def _add_tables(folder: Path) -> None:
     for path in sorted((folder / "raw").glob("*.jsonl")):
         packed = path.with_name(path.name + ".gz")
         # No name and no time in the header: equal lines give equal bytes.
-        with path.open("rb") as source, packed.open("wb") as sink:
-            with gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0) as out:
-                shutil.copyfileobj(source, out)
+        with (
+            path.open("rb") as source,
+            packed.open("wb") as sink,
+            gzip.GzipFile(filename="", mode="wb", fileobj=sink, mtime=0) as out,
+        ):
+            shutil.copyfileobj(source, out)
         path.unlink()

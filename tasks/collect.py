@@ -16,6 +16,7 @@ from tasks import bundle
 from tasks.bundle import Bundle, Identity
 from tasks.canonical import sha256_file
 from tasks.capture import startup_log
+from tasks.clock import Clock
 from tasks.files import read_json
 from tasks.home import Home
 from tasks.launch.port import PolyaxonPort, RunView
@@ -221,10 +222,9 @@ def _times(
     folder: Path, end: dict[str, object] | None, view: RunView
 ) -> tuple[str | None, str | None]:
     """Return start and end as ISO 8601 UTC: the run's own clock, else Polyaxon's."""
-    from tasks.clock import Clock
-
     clock = Clock.read(folder / "clock.json")
     if end and clock:
         return clock.utc(end.get("started_s")), clock.utc(end.get("ended_s"))
-    stamps = [str(c.get("last_transition_time") or c.get("last_update_time")) for c in view.conditions]
+    names = ("last_transition_time", "last_update_time")
+    stamps = [str(c[name]) for c in view.conditions for name in names if c.get(name)]
     return (stamps[0], stamps[-1]) if stamps else (None, None)

@@ -85,7 +85,7 @@ def _without_end(
 ) -> tuple[Outcome, Phase, str]:
     outcome = _by_polyaxon(status, reason)
     if outcome is Outcome.LOST and status == "succeeded":
-        return Outcome.PARTIAL, Phase.COLLECT, "Polyaxon says succeeded, but end.json did not arrive"
+        return Outcome.PARTIAL, Phase.COLLECT, "Polyaxon says succeeded, end.json did not arrive"
     phase = failure.phase if failure else (Phase.COLLECT if problems else Phase.START)
     return outcome, phase, f"the run left no end.json; Polyaxon says {status} ({reason or '-'})"
 

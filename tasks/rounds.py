@@ -3,7 +3,7 @@
 Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed flow loses nothing:
 
 * ``round.json``          what the round measures: sweep hash, label, when it was opened
-* ``repeats/<cell key>.<repeat>.json``   intent, attempt and run UUID, written before and after create
+* ``repeats/<cell key>.<repeat>.json``   intent, then the run's UUID, then the sealed bundle
 * ``predictions/<cell key>.json``      made and hashed before the run is created
 * ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
 * ``flow.lock``, ``flow.json``         held while a flow works on it; the kernel drops the lock

