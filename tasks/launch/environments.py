@@ -52,6 +52,9 @@ _COST_ENGINE_CUDA = (12_000, 8.0)
 _NOT_PASSED_ON = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
 #: PyPI's torchvision is linked to CUDA; beside CPU torch its operators' schemas are unknown.
 _NMS_ERROR = "operator torchvision::nms does not exist"
+#: uv takes overrides from a pyproject.toml at or above the working folder, where ours has one for
+#: the flow environment; the user's and the machine's own configuration of uv still count.
+_NO_PROJECT = "/"
 _SCHEMA_MODULE = "_memsweep_torchvision_schemas"
 
 
@@ -153,8 +156,8 @@ def find_uv() -> str:
         BadInput: there is none; the line says how to get it.
     """
     found = os.environ.get("UV") or shutil.which("uv")
-    if found and shutil.which(found):
-        return found
+    if found and (program := shutil.which(found)):
+        return str(Path(program).absolute())
     raise BadInput(
         "environments: the program uv was found neither through the variable UV nor in PATH; "
         "get it with 'pip install uv' or 'pipx install uv', then call again"
@@ -246,7 +249,7 @@ class _Build:
         found = subprocess.run(
             [self.uv, "python", "find", "--no-project", "--no-python-downloads", "--system",
              PYTHON],
-            capture_output=True, text=True, check=False, env=self._environment(),
+            capture_output=True, text=True, check=False, env=self._environment(), cwd=_NO_PROJECT,
         )  # fmt: skip
         return found.stdout.strip() if found.returncode == 0 else sys.executable
 
@@ -287,7 +290,7 @@ class _Build:
         found = subprocess.run(
             [self._python, "-m", "pip", "install", "--dry-run", "--no-deps", "--only-binary=:all:",
              "--ignore-installed", "--quiet", "--report", "-", f"torch=={pins.TORCH_VERSION}"],
-            capture_output=True, text=True, check=False, env=self._environment(),
+            capture_output=True, text=True, check=False, env=self._environment(), cwd=_NO_PROJECT,
         )  # fmt: skip
         if found.returncode != 0:
             return False
@@ -318,7 +321,7 @@ class _Build:
     def _import_error(self, module: str) -> str | None:
         tried = subprocess.run(
             [self._python, "-c", f"import {module}"],
-            capture_output=True, text=True, check=False, env=self._environment(),
+            capture_output=True, text=True, check=False, env=self._environment(), cwd=_NO_PROJECT,
         )  # fmt: skip
         return None if tried.returncode == 0 else tried.stderr
 
@@ -333,7 +336,12 @@ class _Build:
 
     def _output(self, command: list[str]) -> str:
         return subprocess.run(
-            command, capture_output=True, text=True, check=True, env=self._environment()
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=self._environment(),
+            cwd=_NO_PROJECT,
         ).stdout
 
     def _call(self, command: list[str]) -> None:
@@ -343,7 +351,8 @@ class _Build:
             log.flush()
             code = subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=self._environment(), pass_fds=(self.lock_descriptor,), check=False,
+                env=self._environment(), cwd=_NO_PROJECT, check=False,
+                pass_fds=(self.lock_descriptor,),
             ).returncode  # fmt: skip
         if code != 0:
             lines = self.log.read_text(errors="replace").strip().splitlines()
