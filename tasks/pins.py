@@ -7,7 +7,7 @@ packages are the hash-locked files under polyaxonfiles/locks; a test keeps both 
 from __future__ import annotations
 
 #: Raised only when the way of measuring changes; part of every cell key. Each raise has a line in
-#: CHANGES.md.
+#: tasks/CHANGES.md.
 HARNESS = 1
 
 ENGINE_VERSION = "0.27.0"

@@ -1,0 +1,131 @@
+"""A round survives a kill at any point, and only a sealed bundle makes a repeat finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tasks.files import read_json, write_json
+from tasks.home import Home
+from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.rounds import RepeatState, Round, open_round, rounds_of
+from warehouse.errors import BadInput, CannotFindOut
+
+KEY = "a" * 64
+
+
+def opened(home: Home, *, fresh: bool = False, label: str | None = None) -> tuple[Round, bool]:
+    where, text = find_sweep("demo")
+    return open_round(home, parse_sweep(text, where=where), text, fresh=fresh, label=label)
+
+
+def state(**changes: object) -> RepeatState:
+    base = RepeatState(cell_key=KEY, repeat=1, attempt=1, run_uuid=None, prediction_sha256=None)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_newest_round_is_taken_and_fresh_opens_the_next(home: Home) -> None:
+    first, new = opened(home)
+    assert new
+    assert opened(home) == (first, False)
+    second, new = opened(home, fresh=True)
+    assert new
+    assert second.label == "2"
+    assert opened(home)[0] == second
+    assert [r.id for r in rounds_of(home, "demo")] == [first.id, second.id]
+
+
+def test_a_label_names_one_round(home: Home) -> None:
+    night = opened(home, label="2026-01-01T02:00Z")[0]
+    opened(home, fresh=True)
+    assert opened(home, label="2026-01-01T02:00Z") == (night, False)
+
+
+def test_a_repeat_is_finished_only_with_its_sealed_bundle(home: Home) -> None:
+    round_, _ = opened(home)
+    assert round_.finished(KEY, 1) is None
+    bundle = home.bundles / "u"
+    bundle.mkdir(parents=True)
+    (bundle / "manifest.json").write_text("{}")
+    from tasks.canonical import sha256_file
+
+    digest = sha256_file(bundle / "manifest.json")
+    round_.save(state(run_uuid="u"))
+    assert round_.finished(KEY, 1) is None
+    round_.save(state(run_uuid="u", outcome="ok", manifest_sha256=digest))
+    done = round_.finished(KEY, 1)
+    assert done is not None
+    assert done.outcome == "ok"
+    (bundle / "manifest.json").write_text("{ }")
+    assert round_.finished(KEY, 1) is None
+
+
+def test_one_flow_at_a_time_and_the_lock_dies_with_its_process(home: Home) -> None:
+    round_, _ = opened(home)
+    code = (
+        "import sys; from pathlib import Path; from tasks.home import Home;"
+        "from tasks.rounds import rounds_of\n"
+        "r = rounds_of(Home(Path(sys.argv[1])))[0]\n"
+        "with r.only_flow():\n print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(home.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert round_.holder() == holder.pid
+        with (
+            pytest.raises(BadInput, match=f"being measured by process {holder.pid}"),
+            round_.only_flow(),
+        ):
+            pass
+        holder.kill()
+        holder.wait(timeout=10)
+    assert round_.holder() is None
+    with round_.only_flow():
+        assert round_.holder() == os.getpid()
+    assert round_.holder() is None
+
+
+def test_a_dead_process_is_a_dead_flow_and_a_torn_line_is_none(home: Home) -> None:
+    round_, _ = opened(home)
+    round_.note_flow("alive")
+    with (round_.folder / "flows.jsonl").open("a") as file:
+        file.write(json.dumps({"flow_run_id": "gone", "pid": os.getpid(), "start_ticks": 1}) + "\n")
+        file.write('{"flow_run_id": "torn", "pi')
+    assert round_.dead_flows() == ["gone"]
+
+
+def test_stop_requests_are_read_and_forgotten(home: Home) -> None:
+    round_, _ = opened(home)
+    assert round_.stop_asked() is None
+    round_.ask_stop(after_current=True)
+    assert round_.stop_asked() == "after-current"
+    round_.ask_stop(after_current=False)
+    assert round_.stop_asked() == "now"
+    round_.clear_stop()
+    assert round_.stop_asked() is None
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "x.json"
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(path, {"a": float("nan")})
+    assert read_json(path) == {"a": 1}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+    (tmp_path / "blocked").write_text("a file where a folder is wanted")
+    with pytest.raises(CannotFindOut, match="cannot be written"):
+        write_json(tmp_path / "blocked" / "x.json", {})
