@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import tenacity
 
 from tasks.launch import port
-from tasks.launch.port import RunView
+from tasks.launch.port import RunUnknown, RunView
 from warehouse.errors import CannotFindOut, ServiceDown
 
 T = TypeVar("T")
@@ -65,7 +65,8 @@ class PolyaxonClient:
         self._project = project
         self._call_s = call_s
         self._local = urlsplit(self._host).hostname in {"127.0.0.1", "localhost", "::1"}
-        config = ClientConfig(host=self._host, token=token, timeout=REQUEST_S, retries=0)
+        request_s = min(REQUEST_S, call_s)
+        config = ClientConfig(host=self._host, token=token, timeout=request_s, retries=0)
         self._client = HttpClient(config=config, token=token)
 
     @property
@@ -321,7 +322,8 @@ class PolyaxonClient:
             text = _short(error)
             if self._is_transient(status, error):
                 raise _Transient(text) from error
-            raise CannotFindOut(
+            kind = RunUnknown if status == 404 and " run " in f" {what} " else CannotFindOut
+            raise kind(
                 f"Polyaxon at {self._host}: could not {what}: answered {status}: {text}"
             ) from error
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from warehouse.errors import CannotFindOut
+
 #: After one of these Polyaxon drops every further status without an error.
 FINAL_STATUSES = frozenset({"succeeded", "failed", "stopped", "skipped", "upstream_failed", "done"})
 #: What a run that nobody has to look after any more is not in.
@@ -18,6 +20,10 @@ LIVE_STATUSES = ("compiled", "queued", "scheduled", "starting", "running", "proc
 #: The key every run of ours carries in its meta_info. Its value must not look like a number:
 #: Polyaxon's filters would compare it as one and find nothing.
 META_MARK = "memsweep"
+
+
+class RunUnknown(CannotFindOut):
+    """The server answers, and has no run of this UUID."""
 
 
 def canonical_uuid(text: str) -> str:
@@ -53,7 +59,8 @@ class PolyaxonPort(Protocol):
     """What a flow and the supervisor ask of Polyaxon.
 
     Every method has its own deadline and repeats what may be repeated. All raise ServiceDown when
-    the server does not answer in time, CannotFindOut when it answers with something unusable.
+    the server does not answer in time, RunUnknown when it has no such run, CannotFindOut when it
+    answers with something else unusable.
     """
 
     @property
