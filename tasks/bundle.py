@@ -106,7 +106,8 @@ def sealed(home: Home, run_uuid: str) -> Bundle | None:
 
 def all_sealed(home: Home) -> list[Path]:
     """Return the folders of every sealed bundle."""
-    return sorted(path.parent for path in home.bundles.glob(f"*/{MANIFEST}"))
+    manifests = home.bundles.glob(f"*/{MANIFEST}")
+    return sorted(path.parent for path in manifests if not path.parent.name.startswith("."))
 
 
 def staging(home: Home, run_uuid: str) -> Path:

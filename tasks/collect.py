@@ -84,9 +84,9 @@ def collect(
         return existing
     _need_space(home)
     folder = bundle.staging(home, view.uuid)
-    problems = port.fetch(view.uuid, folder)
+    port.fetch(view.uuid, folder)
     end = read_json(folder / "end.json")
-    problems += _differences(folder, end)
+    problems = _differences(folder, end)
     _add_own_files(folder, port, round_, run, view, state, origin)
     outcome, phase, message = decide_outcome(
         end=end,

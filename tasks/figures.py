@@ -6,6 +6,7 @@ and the summary's time are outside. A peak that no sample saw is NULL with the r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ Numbers = npt.NDArray[np.float64]
 SERVER_FILE = "raw/server_samples.jsonl.gz"
 PROCESS_FILE = "raw/process_samples.jsonl.gz"
 GPU_FILE = "raw/gpu_samples.jsonl.gz"
+REPORTS_FILE = "bench/load_points.json"
 
 #: Load point metric -> family whose highest sample it is.
 _PEAKS = {
@@ -90,9 +92,7 @@ def load_point_rows(
     measured: list[Row] = []
     derived: list[Row] = []
     checks: list[Row] = []
-    reports = {
-        int(r["index"]): r for r in source.json("bench/load_points.json").get("load_points") or []
-    } or _reports(source)
+    reports = _reports(source)
     for index, load in enumerate(source.cell["setting"]["load"]):
         requests = asked.filter(pc.equal(asked["load_point"], index))
         window = _window(source, index, requests)
@@ -108,14 +108,11 @@ def load_point_rows(
 
 
 def _reports(source: Source) -> dict[int, Row]:
-    """Return what the bench driver says of each level (a list, not an object)."""
-    import json
-
-    path = source.folder / "bench" / "load_points.json"
+    """Return what the run says of each of its load points."""
+    path = source.folder / REPORTS_FILE
     if not path.is_file():
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return {int(r["index"]): r for r in value} if isinstance(value, list) else {}
+    return {int(report["index"]): report for report in json.loads(path.read_text(encoding="utf-8"))}
 
 
 def _window(source: Source, index: int, requests: pa.Table) -> Window | None:
@@ -139,9 +136,7 @@ def _where(source: Source, index: int) -> str:
     return path.relative_to(source.folder).as_posix() if path else ""
 
 
-def _point(
-    source: Source, index: int, load: Row, report: Row, window: Window | None
-) -> Row:
+def _point(source: Source, index: int, load: Row, report: Row, window: Window | None) -> Row:
     return {
         "run_uuid": source.run_uuid,
         "load_point": index,
@@ -198,16 +193,24 @@ def _measured(
     for metric, (column, which) in _EXTREMES.items():
         rows[metric] = _extreme(good, column, which, database)
     rows["window_s"] = (
-        _number(window.end_s - window.start_s, "requests", database, 1, requests.num_rows,
-                "last request's end minus first request's start")
+        _number(
+            window.end_s - window.start_s,
+            "requests",
+            database,
+            1,
+            requests.num_rows,
+            "last request's end minus first request's start",
+        )
         if window and window.source == "requests"
         else {"reason": "no request of this load point ended"}
     )
     succeeded = report.get("succeeded")
     rows["requests_succeeded"] = (
-        _number(good.num_rows, "requests", database, 1, requests.num_rows, "requests with success 1")
+        _number(
+            good.num_rows, "requests", database, 1, requests.num_rows, "requests with success 1"
+        )
         if requests.num_rows
-        else _number(succeeded, "bench", "bench/load_points.json", None, None, "succeeded")
+        else _number(succeeded, "bench", REPORTS_FILE, None, None, "succeeded")
         if succeeded is not None
         else {"reason": "the load point was never reached"}
     )
@@ -351,9 +354,7 @@ def _derived(
     return rows
 
 
-def _follows(
-    value: float | None, formula: str, inputs: Row, reason: str | None = None
-) -> Row:
+def _follows(value: float | None, formula: str, inputs: Row, reason: str | None = None) -> Row:
     return {"value": value, "formula": formula, "inputs": canonical_json(inputs), "reason": reason}
 
 
@@ -363,6 +364,7 @@ def _bound(source: Source, load: Row, measured: Mapping[str, Row]) -> Row:
     The prediction's block figures, with the longest prompt and answer served in place of those
     asked for: EvalScope's 512 tokens reach the server as 518 to 520.
     """
+    from tasks.plan.cell import Cell
     from tasks.plan.prediction import peak_usage_bound
 
     formula = "peak_usage_bound of the prediction for the longest prompt and answer served"
@@ -375,9 +377,9 @@ def _bound(source: Source, load: Row, measured: Mapping[str, Row]) -> Row:
     inputs = {
         "prompt_tokens": int(prompt),
         "output_tokens": int(output),
-        "parallel": load["parallel"],
+        "parallel": min(load["parallel"], load["number"]),
     }
-    value = peak_usage_bound(prediction, **inputs)
+    value = peak_usage_bound(prediction, Cell.parse(source.cell), **inputs)
     reason = None if value is not None else "the prediction has no block figures"
     return _follows(value, formula, inputs, reason)
 
@@ -409,7 +411,9 @@ def _checks(
         _sampled(window, tables.get("server_sample")),
     ]
     if report.get("state") is not None:
-        checks.append(("bench_ok", report["state"] == "ok", f"{report['state']}: {report.get('error')}"))
+        checks.append(
+            ("bench_ok", report["state"] == "ok", f"{report['state']}: {report.get('error')}")
+        )
     return [
         {"check_name": name, "passed": passed, "detail": detail} for name, passed, detail in checks
     ]

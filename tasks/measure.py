@@ -67,7 +67,6 @@ class Measuring:
 def meta_of(measuring: Measuring, run: PlannedRun, attempt: int) -> dict[str, str]:
     """Return the run's ``meta_info``: what it is found by (tags cannot be, on SQLite)."""
     return {
-        "memsweep": "1",
         "round": measuring.round.id,
         "cell_key": run.cell.cell_key,
         "repeat": str(run.repeat),

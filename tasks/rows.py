@@ -190,7 +190,11 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def _listed(value: object) -> list[dict[str, Any]]:
-    return [dict(item) for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+    return (
+        [dict(item) for item in value if isinstance(item, Mapping)]
+        if isinstance(value, list)
+        else []
+    )
 
 
 # What was asked
@@ -391,7 +395,8 @@ def _artifacts(source: Source) -> list[Row]:
 #: prediction.json's names of a load point -> (metric, kind of claim).
 _LOAD_CLAIMS = {
     "peak_kv_usage_ratio_bound": ("peak_kv_usage_ratio", "upper_bound"),
-    "running_at_admission": ("peak_requests_running", "upper_bound"),
+    # Assumes the longest prompt, so a few more may run: an estimate, not a bound.
+    "running_at_admission": ("peak_requests_running", "estimate"),
     "running": ("steady_requests_running", "expectation"),
     "waiting": ("steady_requests_waiting", "expectation"),
 }
@@ -563,7 +568,9 @@ def _startup(source: Source) -> tuple[list[Row], list[Row]]:
         if chosen is None:
             row["reason"] = _why_absent(source)
         else:
-            row |= {k: chosen[k] for k in ("value", "low", "high", "source", "file", "line", "text")}
+            row |= {
+                k: chosen[k] for k in ("value", "low", "high", "source", "file", "line", "text")
+            }
         measured.append(row)
     return values, measured
 
@@ -660,7 +667,11 @@ def _validity(source: Source, values: list[Row]) -> list[Row]:
     incomplete = source.manifest.get("incomplete") or []
     left = source.json("stop.json").get("left")
     checks: list[tuple[str, bool | None, str]] = [
-        ("bundle_complete", not incomplete, "; ".join(map(str, incomplete)) or "every file arrived"),
+        (
+            "bundle_complete",
+            not incomplete,
+            "; ".join(map(str, incomplete)) or "every file arrived",
+        ),
         ("nothing_left", None if left is None else not left, f"left after the stop: {left}"),
         ("clock_mapped", source.clock is not None, "clock.json maps the run's clock to UTC"),
     ]

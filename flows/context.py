@@ -1,0 +1,161 @@
+"""What a command has to gather before it can measure: the target, its services, the round.
+
+The only place where planning, launching and orchestration meet; everything below gets what it
+needs handed in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+
+from flows.output import say
+from tasks.collect import Origin
+from tasks.home import Home
+from tasks.launch import environments, models, services, target
+from tasks.launch.port import PolyaxonPort
+from tasks.measure import Measuring
+from tasks.pins import BENCH_VERSION, ENGINE_VERSION
+from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
+from tasks.plan.sweep import Sweep, find_sweep, machine_memory_bytes, parse_sweep
+from tasks.rounds import Round, open_round
+from warehouse.errors import BadInput, CannotFindOut
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything one measuring of a round holds."""
+
+    plan: Plan
+    round: Round
+    measuring: Measuring
+    origin: Origin
+
+
+def surroundings(home: Home, target_name: str) -> Surroundings:
+    """Return what a plan has to know about a target; starts and changes nothing."""
+    profile = target.load(target_name)
+    local = profile.device == "cpu"
+    return Surroundings(
+        target=profile.name,
+        device=profile.device,
+        slots=profile.slots,
+        memory_total_bytes=machine_memory_bytes(),
+        engine_version=ENGINE_VERSION,
+        engine_lock_sha256=environments.lock_sha256("engine") if local else None,
+        image_digest=profile.image_digest,
+        bench_version=BENCH_VERSION,
+        bench_lock_sha256=environments.lock_sha256("bench"),
+        revision=lambda name: models.revision(home, name),
+        config=models.config,
+    )
+
+
+def announce(home: Home) -> None:
+    """Say what is going to be made and how much time and disk that takes."""
+    plans = environments.missing(home)
+    for plan in plans:
+        say(f"  makes environment {plan.name}: {plan.megabytes} MB, about {plan.minutes:g} min")
+    free = shutil.disk_usage(_existing(home)).free
+    say(
+        f"  needs about {sum(p.megabytes for p in plans) + 200} MB of disk, {free / 1e6:,.0f} MB "
+        "are free; the five cells take about 9 minutes more"
+    )
+
+
+def _existing(home: Home) -> str:
+    path = home.root
+    while not path.exists():
+        path = path.parent
+    return str(path)
+
+
+def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
+    """Make what is missing on the local target and start its services; safe to interrupt."""
+    profile = target.load(target_name)
+    if profile.device == "cpu":
+        environments.ensure(home, progress=say)
+        for name in _model_names(sweep):
+            models.ensure(home, name, progress=say)
+    return services.up(home, progress=say)
+
+
+def _model_names(sweep: Sweep) -> list[str]:
+    names = {sweep.model, *(e.model for e in sweep.experiments if e.model)}
+    return sorted(names)
+
+
+def open_context(sweep_name: str, target_name: str, *, fresh: bool, flow_run_id: str) -> Context:
+    """Plan the sweep and open its round; services have to be up."""
+    home = Home.find()
+    where, text = find_sweep(sweep_name)
+    sweep = parse_sweep(text, where=where)
+    plan = make_plan(sweep, surroundings(home, target_name))
+    if plan.unresolved:
+        raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
+    round_, new = open_round(home, sweep, text, fresh=fresh)
+    say(f"round {round_.id} ({'opened' if new else 'goes on'})")
+    profile = target.load(target_name)
+    port = port_of(home)
+    port.ensure_project()
+
+    def operation(run: PlannedRun) -> dict[str, object]:
+        return target.operation(home, profile, run.cell)
+
+    def keep_alive() -> None:
+        services.keep_alive(home)
+
+    measuring = Measuring(
+        home=home,
+        round=round_,
+        plan=plan,
+        port=port,
+        operation=operation,
+        keep_alive=keep_alive,
+        queue_s=profile.queue_s,
+        flow_run_id=flow_run_id,
+        tell=lambda text: say(f"  {text}"),
+    )
+    origin = Origin(
+        flow_run_id=flow_run_id,
+        flow_lock_sha256=environments.lock_sha256("flow"),
+        target=profile.name,
+    )
+    return Context(plan, round_, measuring, origin)
+
+
+def port_of(home: Home) -> PolyaxonPort:
+    """Return the port to the Polyaxon server in use.
+
+    Raises :class:`CannotFindOut` when no server is up.
+    """
+    ends = services.endpoints(home)
+    if ends is None:
+        raise CannotFindOut("no Polyaxon server is up; start it with: memsweep services up")
+    from tasks.launch.polyaxon import PolyaxonClient
+    from tasks.launch.settings import polyaxon_environment
+
+    os.environ.update(polyaxon_environment(home, ends.polyaxon_host))
+    return PolyaxonClient(ends.polyaxon_host)
+
+
+def find_run(home: Home, text: str) -> str:
+    """Return the UUID of a run named by UUID, unique prefix or ``latest``.
+
+    Looks at what rounds have recorded, so that a run is found while it goes on.
+    """
+    from tasks.rounds import rounds_of
+
+    known = [
+        state.run_uuid for round_ in rounds_of(home) for state in round_.states() if state.run_uuid
+    ]
+    if text == "latest" and known:
+        return known[-1]
+    wanted = text.lower().replace("-", "")
+    found = [uuid for uuid in known if uuid.replace("-", "").startswith(wanted)] if wanted else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise BadInput(f"run {text!r} is not unique: {', '.join(sorted(found)[:5])}")
+    raise BadInput(f"unknown run {text!r}; see: memsweep runs")
