@@ -26,9 +26,12 @@ from math import lcm
 
 from tasks.plan.layers import (
     PER_TOKEN_HEAD,
+    Attention,
     AttentionLayer,
+    GatedDelta,
     Latent,
     Layer,
+    Mamba2,
     Span,
     ceil_div,
     element_bytes,
@@ -45,9 +48,13 @@ DEFAULT_SEQUENCES = {"cuda": 256, "cpu": 128}
 #: Block size without --block-size: CacheConfig 16; the CPU platform 128; MLA backends 64.
 DEFAULT_BLOCK = {"cuda": 16, "cpu": 128}
 LATENT_BLOCK = 64
+#: FlashInfer's GDN prefill exports states at multiples of this (v1/attention/backends/gdn_attn.py).
+CHECKPOINT_ALIGNMENT = 64
 
 #: Speculative methods whose draft has no attention layers of its own.
 DRAFTLESS = frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})
+#: Speculative methods that switch asynchronous scheduling off (config/vllm.py 1107-1118).
+SYNCHRONOUS = frozenset({"ngram", "suffix", "medusa", "mlp_speculator", "draft_model"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,8 @@ class ServingSettings:
     block_size: int | None = None
     speculative: Speculative | None = None
     async_scheduling: bool | None = None
+    #: Of the GPU, for the few rules that depend on it; None: one before Hopper is assumed.
+    compute_capability: tuple[int, int] | None = None
     enforce_eager: bool = False
     disable_hybrid_kv_cache_manager: bool = False
 
@@ -163,8 +172,15 @@ class Terms:
     pp: int
     dcp: int
     speculative: int
+    #: Tokens kept below a sliding window for several prediction modules.
+    retained: int
     mode: str
+    #: Blocks a state keeps for prefill checkpoints in mode "align".
+    checkpoints: int
     block: int
+    #: The backend's smallest block, in tokens.
+    kernel: int
+    capability: tuple[int, int] | None
     eager: bool
 
 
@@ -244,8 +260,10 @@ def _check(settings: ServingSettings) -> None:
         )
 
 
-def _cache_dtype(settings: ServingSettings) -> tuple[str, int]:
+def _cache_dtype(description: ModelDescription, settings: ServingSettings) -> tuple[str, int]:
     """Return the KV cache dtype in force and the bytes of one element.
+
+    Sparse latent attention turns fp8 into its own packed format (mla_attention.py 329-343).
 
     ``auto`` is the model's dtype, whatever the weights are quantised to. A checkpoint of float32
     is served in 16 bits unless --dtype says float32 (config/model.py: _resolve_auto_dtype).
@@ -256,8 +274,15 @@ def _cache_dtype(settings: ServingSettings) -> tuple[str, int]:
         if dtype == "auto":
             return "auto", 2
         return "auto", element_bytes(dtype)
+    if name.startswith("turboquant_"):
+        raise BadInput(
+            f"kv_cache_dtype {name}: its packed pages were not checked and are not predicted; "
+            "use another dtype"
+        )
     if name in PER_TOKEN_HEAD or name in {"nvfp4", "fp8_ds_mla"}:
         return name, 1
+    if description.is_sparse and name.startswith("fp8"):
+        return "fp8_ds_mla", 1
     return name, element_bytes(name)
 
 
@@ -275,17 +300,17 @@ def _mode(description: ModelDescription, settings: ServingSettings, rule: Rules)
     """Return how states are cached: none, align or all (config.py: MambaModelConfig)."""
     if not (description.is_hybrid or description.is_attention_free):
         return "none"
-    if not _prefix_caching(description, settings, rule):
+    if not rule.states_can_be_cached or not _prefix_caching(description, settings, rule):
         return "none"
-    can_all = _can_cache_all(description, rule)
+    can_all = rule.has_all_mode and _can_cache_all(description, rule)
     if not rule.state_cache_modes:
         return "all" if can_all else "none"
     asked = settings.mamba_cache_mode
-    if asked in {None, "none"}:
+    if asked == "all":
         return "all" if can_all else "align"
-    if asked == "all" and not can_all:
+    if asked == "align":
         return "align"
-    return asked or "align"
+    return "all" if can_all and rule.prefers_all_mode else "align"
 
 
 def _can_cache_all(description: ModelDescription, rule: Rules) -> bool:
@@ -297,13 +322,65 @@ def _can_cache_all(description: ModelDescription, rule: Rules) -> bool:
     return end is None or rule.version < EngineVersion.parse(end)
 
 
-def _batches_in_flight(settings: ServingSettings, rule: Rules) -> int:
+def _batches_in_flight(
+    description: ModelDescription, settings: ServingSettings, rule: Rules
+) -> int:
     """Return how many batches may be scheduled and not settled (config/vllm.py 540)."""
     if not rule.counts_batches_in_flight:
         return 1
     pipeline = settings.pipeline_parallel
-    asynchronous = settings.async_scheduling is not False
-    return 2 if asynchronous and pipeline == 1 else pipeline
+    asynchronous = settings.async_scheduling
+    if asynchronous is None:
+        asynchronous = (
+            settings.speculative is None or settings.speculative.method not in SYNCHRONOUS
+        )
+    if not asynchronous:
+        return pipeline
+    second = settings.device == "cuda" and (
+        rule.second_runner == "all"
+        or (
+            rule.second_runner == "dense"
+            and not (description.experts or description.is_hybrid or description.is_attention_free)
+        )
+    )
+    if second:
+        return pipeline + 1
+    return 2 if pipeline == 1 else pipeline
+
+
+def _checkpoints(description: ModelDescription, settings: ServingSettings, rule: Rules) -> int:
+    """Return the checkpoint blocks a state keeps in mode "align".
+
+    GDN layers have one where FlashInfer computes their prefill: on Hopper, and on Blackwell with
+    key heads of 128 and CUDA 13 (gdn/qwen_gdn_linear_attn.py: _resolve_gdn_prefill_backend).
+    """
+    if not rule.keeps_prefill_checkpoint:
+        return 0
+    states = [layer for layer, _ in description.counts if not isinstance(layer, AttentionLayer)]
+    capability = settings.compute_capability
+    hopper = settings.device == "cuda" and capability is not None and capability >= (9, 0)
+    if any(isinstance(layer, Mamba2) for layer in states):
+        return 1
+    if hopper and any(
+        isinstance(layer, GatedDelta) and (capability == (9, 0) or layer.key_size == 128)
+        for layer in states
+    ):
+        return 1
+    return 0
+
+
+def _kernel_block(settings: ServingSettings, rule: Rules) -> int:
+    """Return the smallest block of the attention backend (get_supported_kernel_block_sizes)."""
+    return 32 if settings.device == "cpu" and rule.version.release >= (0, 32, 0) else 16
+
+
+def _retained(description: ModelDescription, speculative: Speculative | None, rule: Rules) -> int:
+    """Return the tokens kept below a sliding window for a chain of prediction modules."""
+    if speculative is None or not rule.retains_lookahead or speculative.method != "mtp":
+        return 0
+    if min(description.draft_layers, speculative.tokens) <= 1:
+        return 0
+    return speculative.tokens - 1
 
 
 def terms(description: ModelDescription, settings: ServingSettings) -> Terms:
@@ -323,7 +400,8 @@ def terms(description: ModelDescription, settings: ServingSettings) -> Terms:
     world = settings.tensor_parallel * settings.pipeline_parallel
     scale = world if settings.device == "cpu" else 1
     batched = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS * scale
-    cache, element = _cache_dtype(settings)
+    cache, element = _cache_dtype(description, settings)
+    mode = _mode(description, settings, rule)
     block = settings.block_size
     if block is None:
         latent = description.is_latent and settings.device == "cuda"
@@ -332,8 +410,10 @@ def terms(description: ModelDescription, settings: ServingSettings) -> Terms:
         rules=rule,
         device=settings.device,
         length=length,
-        in_flight=_batches_in_flight(settings, rule) * batched,
-        encoder_tokens=batched,
+        in_flight=_batches_in_flight(description, settings, rule) * batched,
+        encoder_tokens=(
+            description.encoder_tokens or batched if rule.reserves_encoder_length else batched
+        ),
         sequences=settings.max_num_seqs or DEFAULT_SEQUENCES[settings.device] * scale,
         cache=cache,
         element=element,
@@ -341,8 +421,12 @@ def terms(description: ModelDescription, settings: ServingSettings) -> Terms:
         pp=settings.pipeline_parallel,
         dcp=settings.decode_context_parallel,
         speculative=settings.speculative.tokens if settings.speculative else 0,
-        mode=_mode(description, settings, rule),
+        retained=_retained(description, settings.speculative, rule),
+        mode=mode,
+        checkpoints=_checkpoints(description, settings, rule) if mode == "align" else 0,
         block=block,
+        kernel=_kernel_block(settings, rule),
+        capability=settings.compute_capability,
         eager=settings.enforce_eager or settings.device == "cpu",
     )
 
@@ -389,14 +473,27 @@ def _state_bytes(
     return layer.state_bytes(term.tp, term.speculative, conv, state)
 
 
+def _alignment(description: ModelDescription, term: Terms) -> int:
+    """Return what a hybrid's block is a multiple of, in tokens."""
+    rule = term.rules
+    align = max(term.kernel, term.block) if rule.aligns_to_block_size else term.kernel
+    if description.is_latent:
+        return max(align, rule.latent_alignment_tokens)
+    blackwell = term.capability is not None and term.capability[0] == 10
+    wide = any(isinstance(la, Attention) and la.head_size == 256 for la, _ in description.counts)
+    if rule.aligns_wide_heads and blackwell and wide:
+        return 32
+    if term.checkpoints and any(isinstance(la, GatedDelta) for la, _ in description.counts):
+        return lcm(align, CHECKPOINT_ALIGNMENT)
+    return align
+
+
 def _hybrid_block(token: int, state: int, term: Terms, description: ModelDescription) -> int:
     """Return the attention block of a hybrid, in tokens (platforms/interface.py 765-940).
 
     The smallest aligned block whose page holds one state; never below the block size in force.
     """
-    align = max(16, term.block)
-    if description.is_latent and term.rules.version.release >= (0, 20, 0):
-        align = max(align, 128)
+    align = _alignment(description, term)
     if term.mode == "all":
         chunk = lcm(description.state_chunk_tokens, align)
         wanted = chunk * ceil_div(ceil_div(state, token), chunk)
@@ -405,7 +502,18 @@ def _hybrid_block(token: int, state: int, term: Terms, description: ModelDescrip
     return max(term.block, wanted)
 
 
+def _sliding_block(block: int, term: Terms) -> int:
+    """Return the block a sliding layer starts with, before pages get one size."""
+    if term.rules.sliding_block == "block":
+        return block
+    if term.rules.sliding_block == "kernel":
+        return term.kernel
+    return max(term.kernel, block // term.kernel * term.kernel)
+
+
 def _attention_spec(layer: AttentionLayer, block: int, term: Terms) -> Spec:
+    if layer.span is Span.SLIDING:
+        block = _sliding_block(block, term)
     page = block * layer.token_bytes(term.tp, term.cache, term.element)
     return Spec(str(layer.span), block, page, layer, layer.window)
 
@@ -433,7 +541,8 @@ def _need(spec: Spec, term: Terms, length: int) -> int:
         return _state_need(spec, term, length)
     window = spec.window or 0
     if kind == Span.SLIDING:
-        return ceil_div(min(window - 1 + term.in_flight, length), spec.block) + 1
+        tokens = min(window - 1 + term.retained + term.in_flight, length)
+        return ceil_div(tokens, spec.block) + 1
     if kind == Span.CHUNKED:
         return ceil_div(min(window + term.in_flight, length), spec.block)
     return ceil_div(term.encoder_tokens, spec.block)
@@ -445,7 +554,7 @@ def _state_need(spec: Spec, term: Terms, length: int) -> int:
     if term.mode == "none":
         return 1 + term.speculative
     if term.mode == "align":
-        return 2 + term.speculative
+        return 2 + term.speculative + term.checkpoints
     extra = term.speculative if term.rules.all_mode_counts_speculation else 0
     return ceil_div(length, spec.block) + extra
 
@@ -466,6 +575,12 @@ def _held(spec: Spec, term: Terms, tokens: int) -> int:
 # --- groups -------------------------------------------------------------------------------------
 
 
+def _can_pad(spec: Spec, term: Terms) -> bool:
+    if term.rules.pads_everywhere:
+        return not isinstance(spec.layer, Latent)
+    return term.rules.pads_attention_pages and term.device == "cuda"
+
+
 def _unify(specs: list[tuple[Spec, int]], term: Terms) -> list[tuple[Spec, int]]:
     """Give all pages one size: larger blocks where they divide, padding where they may."""
     largest = max(spec.page for spec, _ in specs)
@@ -478,7 +593,7 @@ def _unify(specs: list[tuple[Spec, int]], term: Terms) -> list[tuple[Spec, int]]
         elif largest % spec.page == 0:
             block = spec.block * (largest // spec.page)
             unified.append((Spec(spec.kind, block, largest, spec.layer, spec.window), count))
-        elif term.rules.pads_attention_pages and term.device == "cuda":
+        elif _can_pad(spec, term):
             unified.append((Spec(spec.kind, spec.block, largest, spec.layer, spec.window), count))
         else:
             raise BadInput(
@@ -747,19 +862,23 @@ def _gib(size: int) -> str:
     return f"{round(size / GIB, 2)}"
 
 
+def _no_memory(available: int) -> Refusal:
+    return Refusal(
+        RefusalType.NO_MEMORY,
+        "No memory is left for the cache blocks: weights, activations and CUDA graphs take the "
+        "whole budget. Raise --gpu-memory-utilization, or use a smaller model, fewer batched "
+        "tokens or more GPUs.",
+        available_bytes=available,
+    )
+
+
 def _refusal(plan: Layout, available: int) -> Refusal | None:
     """Return why vLLM refuses to start with ``available`` bytes a rank, or None."""
     term = plan.terms
     if plan.refusal is not None:
         return plan.refusal
     if available <= 0:
-        return Refusal(
-            RefusalType.NO_MEMORY,
-            "No memory is left for the cache blocks: weights, activations and CUDA graphs take "
-            "the whole budget. Raise --gpu-memory-utilization, or use a smaller model, fewer "
-            "batched tokens or more GPUs.",
-            available_bytes=available,
-        )
+        return _no_memory(available)
 
     def needed(length: int) -> int:
         if not term.rules.checks_groups:
@@ -767,16 +886,21 @@ def _refusal(plan: Layout, available: int) -> Refusal | None:
         return plan.bytes_per_block * _blocks(plan.tables, term, length)
 
     wanted = needed(term.length)
-    if wanted > available:
-        estimate = _largest_fitting(lambda length: needed(length) <= available, term.length)
+    usable = available
+    if term.rules.check_reserves_null_block:
+        usable -= plan.bytes_per_block
+    if usable <= 0:
+        return _no_memory(available)
+    if wanted > usable:
+        estimate = _largest_fitting(lambda length: needed(length) <= usable, term.length)
         hint = f" At most {estimate:,} tokens would fit." if estimate else ""
         return Refusal(
             RefusalType.CONTEXT_DOES_NOT_FIT,
             f"One request of max_model_len {term.length:,} tokens needs {_gib(wanted)} GiB of KV "
-            f"cache, and {_gib(available)} GiB are available.{hint} Lower --max-model-len or "
+            f"cache, and {_gib(usable)} GiB are available.{hint} Lower --max-model-len or "
             "give the cache more memory.",
             needed_bytes=wanted,
-            available_bytes=available,
+            available_bytes=usable,
             estimated_max_model_len=estimate or None,
         )
     blocks = available // plan.bytes_per_block

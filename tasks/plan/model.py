@@ -74,8 +74,10 @@ class ModelDescription:
     draft_layers: int
     #: The checkpoint has a vision (or audio) encoder beside the language model.
     has_vision: bool
-    #: The config as read, for what only the weights' estimate needs.
+    #: Experts of a mixture; 0 for a dense model.
     experts: int
+    #: Tokens of the encoder's output (Whisper: 1500); None without an encoder.
+    encoder_tokens: int | None
 
 
 class Fields:
@@ -359,7 +361,7 @@ def _nemotron_h(fields: Fields) -> list[HiddenLayer]:
         state_size=fields.whole("ssm_state_size"),
         conv_kernel=fields.whole("conv_kernel"),
     )
-    letters = {"M": (state,), "*": (_full(fields),), "-": (), "E": ()}
+    letters: dict[str, HiddenLayer] = {"M": (state,), "*": (_full(fields),), "-": (), "E": ()}
     words = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
     pattern = fields.get("hybrid_override_pattern")
     if pattern is None:
@@ -588,7 +590,14 @@ _LENGTH_KEYS = (
 )
 
 #: Releases whose model class can cache prefixes in mode "all" (SupportsMambaPrefixCaching).
-_ALL_MODE: dict[str, tuple[str, str | None]] = {}
+#: Counted to 0.31: 0.32 knows no mode "all" any more.
+_ALL_MODE: dict[str, tuple[str, str | None]] = {
+    **dict.fromkeys(
+        ("falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2"),
+        ("0.11.1", None),
+    ),
+    "bamba": ("0.11.1", "0.24.0"),
+}
 
 
 def _language_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
@@ -683,6 +692,7 @@ def describe(config: Mapping[str, Any], *, where: str = "config.json") -> ModelD
         draft_layers=drafts,
         has_vision=any(key in config for key in ("vision_config", "visual", "audio_config")),
         experts=fields.maybe("num_experts", "n_routed_experts", "num_local_experts") or 0,
+        encoder_tokens=fields.maybe("max_source_positions"),
     )
 
 

@@ -90,6 +90,43 @@ class Rules:
     chunked_layers_apart: bool
     #: Hybrid models cache prefixes by default (engine/arg_utils.py), from 0.28.
     hybrids_cache_prefixes: bool
+    #: Prefix caching of states was possible at all, from 0.11.1; before, it was switched off
+    #: (model_executor/models/config.py: MambaModelConfig).
+    states_can_be_cached: bool
+    #: Mode "all" is taken by default where the model supports it, before 0.28; from 0.28 "align".
+    prefers_all_mode: bool
+    #: Mode "all" exists, before 0.32 (config/cache.py: MambaCacheMode).
+    has_all_mode: bool
+    #: A hybrid's block is aligned to the block size in force, from 0.20
+    #: (platforms/interface.py: _align_hybrid_block_size); before, to the kernel's block.
+    aligns_to_block_size: bool
+    #: A hybrid with latent attention is aligned to 128 tokens, from 0.27; before, to 64.
+    latent_alignment_tokens: int
+    #: On compute capability 10 and head size 256 a hybrid was aligned to 32 tokens, 0.11.1 to
+    #: 0.19 (model_executor/models/config.py); later it is the backend's matter.
+    aligns_wide_heads: bool
+    #: How a sliding layer next to others gets its block: "block" is the block size in force,
+    #: "kernel" the kernel's smallest (0.26 to 0.29), "fitting" the largest multiple of it within
+    #: the block size (from 0.30) (layers/attention/attention.py: get_kv_cache_spec).
+    sliding_block: str
+    #: Pages of any attention but latent are padded, on every device, from 0.29; before, only
+    #: where the backend reads pages by block stride (not on CPU).
+    pads_everywhere: bool
+    #: The start-up check keeps one block (the null block) back, from 0.29
+    #: (kv_cache_utils.py; kv_cache_planning.py from 0.33).
+    check_reserves_null_block: bool
+    #: Several prediction modules keep that many more tokens below a sliding window, from 0.28
+    #: (kv_cache_interface.py: extra_retained_tokens).
+    retains_lookahead: bool
+    #: Mamba2 layers (and GDN ones on FlashInfer) keep a checkpoint block in mode "align",
+    #: from 0.33 (layers/mamba/mamba_mixer2.py: get_kv_cache_spec).
+    keeps_prefill_checkpoint: bool
+    #: Which models run on the second model runner (matters with pipeline parallelism only):
+    #: "none", "dense" (0.26 to 0.28: neither hybrid nor MoE) or "all" (from 0.29), on CUDA.
+    second_runner: str
+    #: Cross attention reserves the encoder's own length, before 0.13 (config/vllm.py); from 0.13
+    #: the encoder budget, which is max_num_batched_tokens (config/scheduler.py).
+    reserves_encoder_length: bool
 
 
 @lru_cache(maxsize=256)
@@ -121,4 +158,17 @@ def rules(text: str) -> Rules:
         usage_excludes_null_block=since(0, 10, 2),
         chunked_layers_apart=since(0, 14),
         hybrids_cache_prefixes=since(0, 28),
+        states_can_be_cached=since(0, 11, 1),
+        prefers_all_mode=not since(0, 28),
+        has_all_mode=not since(0, 32),
+        aligns_to_block_size=since(0, 20),
+        latent_alignment_tokens=128 if since(0, 27) else 64,
+        aligns_wide_heads=since(0, 11, 1) and not since(0, 20),
+        sliding_block="fitting" if since(0, 30) else "kernel" if since(0, 26) else "block",
+        pads_everywhere=since(0, 29),
+        check_reserves_null_block=since(0, 29),
+        retains_lookahead=since(0, 28),
+        keeps_prefill_checkpoint=since(0, 33),
+        second_runner="all" if since(0, 29) else "dense" if since(0, 26) else "none",
+        reserves_encoder_length=not since(0, 13),
     )
