@@ -103,7 +103,10 @@ def load_point_rows(
         measured += [base | {"metric": metric} | row for metric, row in figures.items()]
         statistics = _derived(source, load, window, requests, figures)
         derived += [base | {"metric": metric} | row for metric, row in statistics.items()]
-        checks += [base | row for row in _checks(load, report, window, tables, figures, statistics)]
+        checks += [
+            base | row
+            for row in _checks(load, report, window, requests, tables, figures, statistics)
+        ]
     return points, measured, derived, checks
 
 
@@ -122,9 +125,9 @@ def _window(source: Source, index: int, requests: pa.Table) -> Window | None:
         if start is not None:
             return Window(start, end, "requests")
     for phase in source.json("phases.json").get("phases") or []:
-        if phase["name"] == "measure" and phase.get("load_point") == index:
-            if phase.get("end_s") is not None:
-                return Window(phase["start_s"], phase["end_s"], "phases")
+        measured = phase["name"] == "measure" and phase.get("load_point") == index
+        if measured and phase.get("end_s") is not None:
+            return Window(phase["start_s"], phase["end_s"], "phases")
     return None
 
 
@@ -280,7 +283,7 @@ def _highest(window: Window | None, series: Series | None, file: str, text: str)
 
 
 def _growth(window: Window | None, samples: pa.Table | None, column: str) -> Row:
-    """Return how much a counter grew from the last sample before to the first one after a window."""
+    """Return a counter's growth from the last sample before to the first one after a window."""
     if window is None:
         return {"reason": "the load point was never measured: it has no window"}
     series = _series(samples, column)
@@ -391,6 +394,7 @@ def _checks(
     load: Row,
     report: Row,
     window: Window | None,
+    requests: pa.Table,
     tables: Mapping[str, pa.Table],
     measured: Mapping[str, Row],
     derived: Mapping[str, Row],
@@ -409,6 +413,11 @@ def _checks(
             f"peak {peak}, bound {bound['value']}",
         ),
         _sampled(window, tables.get("server_sample")),
+        (
+            "requests_on_record",
+            requests.num_rows == report["sent"] if "sent" in report else None,
+            f"{requests.num_rows} requests on record, {report.get('sent')} sent",
+        ),
     ]
     if report.get("state") is not None:
         checks.append(

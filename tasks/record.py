@@ -163,7 +163,7 @@ class _Ingester:
         self._batch[run] = rows
 
     def _adopt(self, path: Path, run: str) -> Path:
-        """Return the bundle's folder among the home's, copied there where it comes from elsewhere."""
+        """Return the bundle's folder among the home's; one from elsewhere is copied there."""
         target = self._home.bundles / run
         if path.resolve() == target.resolve():
             return target
@@ -369,7 +369,7 @@ def _verify_bundle(
     except CheckFailed as error:
         report.differences.append(Difference(run, "bundle", str(error)))
         return
-    for table, parsed in rows.tables.items():
+    for parsed in rows.tables.values():
         report.numbers += parsed.num_rows * parsed.num_columns
     report.differences += [
         Difference(run, where, what) for where, what in differing_rows(connection, run, rows)

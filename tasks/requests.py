@@ -6,12 +6,15 @@ out and nothing is unpickled.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from warehouse.errors import CannotFindOut
 
 FILE = "requests.parquet"
 DATABASE = "benchmark_data.db"
@@ -44,10 +47,15 @@ def databases(folder: Path) -> dict[int, Path]:
 
 
 def read(folder: Path) -> pa.Table:
-    """Return every request of a run, from EvalScope's own files."""
+    """Return every request of a run, from EvalScope's own files.
+
+    A database that a kill left unreadable gives no rows: its load point then has no numbers of
+    requests, and the check ``requests_on_record`` says so.
+    """
     rows: list[dict[str, Any]] = []
     for index, path in databases(folder).items():
-        rows.extend(_rows(index, path.read_bytes()))
+        with contextlib.suppress(CannotFindOut):
+            rows.extend(_rows(index, path.read_bytes()))
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
@@ -62,7 +70,7 @@ def _rows(load_point: int, database: bytes) -> list[dict[str, Any]]:
 
     rows = []
     for request in evalscope.requests(database):
-        gaps = request.inter_token_latencies_s
+        gaps = request.inter_token_s
         rows.append(
             {
                 "load_point": load_point,

@@ -617,11 +617,12 @@ def _effective(source: Source) -> list[Row]:
     from tasks.capture import metrics_page
 
     text = path.read_text(encoding="utf-8", errors="replace")
-    labels = metrics_page.cache_config(text)
     found = _find_line(text, "vllm:cache_config_info{")
-    if labels is None or found is None:
+    if found is None:
         return []
     line, line_text = found
+    configs = metrics_page.cache_configs(metrics_page.parse(line_text + "\n"))
+    labels = configs[0].labels if configs else {}
     logged = set(source.log.values) if source.log else set()
     rows = []
     for label, metric in CACHE_CONFIG.items():

@@ -93,6 +93,14 @@ STARTUP: dict[str, Metric] = _table(
     Metric("init_engine_s", "s", "profile, KV cache creation and warm-up"),
     Metric("compilation_s", "s", "torch.compile's share of engine initialisation"),
     Metric("max_model_len_tokens", "tokens", "context limit in force"),
+    Metric("kv_padding_waste_percent", "percent", "KV memory the padding layers may waste"),
+    Metric("requested_memory_bytes", "bytes", "device memory the engine allows itself"),
+    Metric("weights_bytes", "bytes", "memory of the weights, where logged apart"),
+    Metric("graph_pool_bytes", "bytes", "CUDA graph pool as compared with its estimate"),
+    Metric("model_init_s", "s", "time of building the model without its weights"),
+    Metric("gpu_memory_utilization_ratio", "ratio", "share of the device the engine may use"),
+    Metric("tensor_parallel_size", "count", "ranks a layer is split over"),
+    Metric("pipeline_parallel_size", "count", "stages the layers are split over"),
 )
 
 #: What is measured per load point.
@@ -115,8 +123,12 @@ LOAD_POINT: dict[str, Metric] = {
         Metric("ttft_p99_ms", "ms", "99th percentile of time to first token", "load_point"),
         Metric("latency_p50_ms", "ms", "median request latency", "load_point"),
         Metric("latency_p99_ms", "ms", "99th percentile of request latency", "load_point"),
-        Metric("peak_process_rss_bytes", "bytes", "peak resident memory of the server's processes",
-               "load_point"),
+        Metric(
+            "peak_process_rss_bytes",
+            "bytes",
+            "peak resident memory of the server's processes",
+            "load_point",
+        ),
         Metric("peak_gpu_used_bytes", "bytes", "peak device memory used (NVML)", "load_point"),
     )
 }
@@ -139,4 +151,41 @@ SERVER_FAMILIES: dict[str, tuple[tuple[str, ...], bool]] = {
         ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
         True,
     ),
+}
+
+#: Metrics of a load point that follow from others by statistics or arithmetic: stored as derived,
+#: never beside measured ones. The rest of LOAD_POINT is measured.
+DERIVED = frozenset(
+    {
+        "output_tokens_per_s",
+        "ttft_p50_ms",
+        "ttft_p99_ms",
+        "latency_p50_ms",
+        "latency_p99_ms",
+    }
+)
+
+#: Start-up metrics whose prediction is integer arithmetic: a difference is an alarm. The others are
+#: estimates, for which a difference is expected.
+EXACT = frozenset(
+    {
+        "kv_cache_size_tokens",
+        "max_concurrency",
+        "num_gpu_blocks",
+        "attention_block_size_tokens",
+        "mamba_padding_percent",
+        "bytes_per_block",
+        "blocks_per_request",
+        "kv_padding_layers",
+        "max_model_len_tokens",
+    }
+)
+
+#: Labels of vllm:cache_config_info that say a start-up metric (the effective configuration).
+CACHE_CONFIG: dict[str, str] = {
+    "kv_cache_size_tokens": "kv_cache_size_tokens",
+    "kv_cache_max_concurrency": "max_concurrency",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "block_size": "attention_block_size_tokens",
+    "kv_cache_memory_bytes": "requested_kv_cache_bytes",
 }
