@@ -22,7 +22,9 @@ REFUSED = Said("kv", Phase.KV_CACHE, Outcome.REFUSED, "Available memory on node 
 OOM = Said("oom", Phase.BENCH, Outcome.OOM, "CUDA out of memory")
 
 
-def end(observed: str, phase: str = "stop", reason: dict[str, object] | None = None) -> dict[str, object]:
+def end(
+    observed: str, phase: str = "stop", reason: dict[str, object] | None = None
+) -> dict[str, object]:
     return {"observed": observed, "phase": phase, "reason": reason, "message": ""}
 
 
@@ -38,7 +40,14 @@ def end(observed: str, phase: str = "stop", reason: dict[str, object] | None = N
         (end("crashed", "bench"), "succeeded", None, OOM, [], Outcome.OOM),
         (end("crashed", "bench"), "succeeded", None, REFUSED, [], Outcome.CRASHED),
         (end("interrupted", reason={"reason": "stop"}), "stopped", None, None, [], Outcome.STOPPED),
-        (end("interrupted", reason={"reason": "timeout"}), "failed", None, None, [], Outcome.TIMED_OUT),
+        (
+            end("interrupted", reason={"reason": "timeout"}),
+            "failed",
+            None,
+            None,
+            [],
+            Outcome.TIMED_OUT,
+        ),
         (end("interrupted", reason={"reason": "lost"}), "failed", None, None, [], Outcome.LOST),
         (end("interrupted"), "stopped", None, None, [], Outcome.STOPPED),
         (end("interrupted"), "failed", "Timeout", None, [], Outcome.TIMED_OUT),

@@ -89,9 +89,7 @@ def serving(server: ServerSettings, *, version: str, device: str) -> ServingSett
     )
 
 
-def predict(
-    cell: Cell, config: dict[str, object] | None, *, memory_total_bytes: int
-) -> Prediction:
+def predict(cell: Cell, config: dict[str, object] | None, *, memory_total_bytes: int) -> Prediction:
     """Predict ``cell`` for a model with ``config`` (its config.json; ``None``: not known here).
 
     Raises :class:`warehouse.errors.BadInput` for an architecture the capacity model does not know.
@@ -106,9 +104,7 @@ def predict(
     if pool is None:
         return _unknown("the pool depends on a first boot", config, version)
     if cell.pins.device == "cpu" and pool > memory_total_bytes:
-        message = (
-            f"KV cache of {pool:,} bytes asked, the machine has {memory_total_bytes:,} in all"
-        )
+        message = f"KV cache of {pool:,} bytes asked, the machine has {memory_total_bytes:,} in all"
         return Prediction({}, (), message, "kv_cache_above_memory", None, config, version)
     result = capacity.predict(description, settings, available_bytes=pool)
     if result.refusal is not None:
@@ -209,4 +205,3 @@ def peak_usage_bound(
         prompt_tokens=prompt_tokens,
     )
     return load.peak_usage_ratio
-

@@ -1,0 +1,240 @@
+"""A repeat is measured exactly once, whatever dies and whenever; every wait ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tasks import measure
+from tasks.home import Home
+from tasks.launch.port import RunView
+from tasks.measure import Measuring, find_or_create, wait_until_final
+from tasks.plan.plan import PlannedRun, make_plan
+from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.rounds import open_round
+from testkit.planning import surroundings
+from warehouse.errors import CannotFindOut, ServiceDown
+
+
+@dataclass
+class FakePolyaxon:
+    """A Polyaxon in memory; ``script`` gives each run's further statuses, one a look."""
+
+    runs: dict[str, tuple[RunView, dict[str, str]]] = field(default_factory=dict)
+    script: dict[str, list[str]] = field(default_factory=dict)
+    die_after_create: bool = False
+    stopped: list[str] = field(default_factory=list)
+    host: str = "http://127.0.0.1:1"
+    owner: str = "default"
+    project: str = "memsweep"
+
+    def find(self, meta: dict[str, str]) -> list[RunView]:
+        return [
+            view
+            for view, own in self.runs.values()
+            if all(own.get(key) == value for key, value in meta.items())
+        ]
+
+    def create(self, *, operation: dict[str, object], name: str, meta: dict[str, str]) -> RunView:
+        del operation, name
+        uuid = f"00000000-0000-4000-8000-{len(self.runs) + 1:012d}"
+        view = RunView(uuid=uuid, status="compiled", is_final=False, meta_info=meta)
+        self.runs[uuid] = (view, meta)
+        if self.die_after_create:
+            raise KeyboardInterrupt
+        return view
+
+    def view(self, run_uuid: str) -> RunView:
+        view, meta = self.runs[run_uuid]
+        left = self.script.get(run_uuid) or self.script.get("*") or []
+        if left:
+            status = left.pop(0)
+            final = status in ("succeeded", "failed", "stopped")
+            view = replace(view, status=status, is_final=final)
+            self.runs[run_uuid] = (view, meta)
+        return view
+
+    def stop(self, run_uuid: str) -> None:
+        self.stopped.append(run_uuid)
+        self.script[run_uuid] = ["stopping", "stopped"]
+
+    def check(self) -> dict[str, str]:
+        return {}
+
+    def ensure_project(self) -> None: ...
+
+    def active(self) -> list[RunView]:
+        return []
+
+    def content(self, run_uuid: str) -> str:
+        return "{}"
+
+    def log_outputs(self, run_uuid: str, outputs: dict[str, object]) -> None: ...
+
+    def post_status(self, run_uuid: str, status: str, reason: str, message: str) -> None: ...
+
+    def logs(self, run_uuid: str) -> str:
+        return ""
+
+    def fetch(self, run_uuid: str, into: Path) -> list[str]:
+        return []
+
+
+Make = Callable[[FakePolyaxon], tuple[Measuring, PlannedRun]]
+
+
+@pytest.fixture
+def make(home: Home, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setattr(measure, "POLL_S", 0.001)
+    where, text = find_sweep("demo")
+    sweep = parse_sweep(text, where=where)
+    plan = make_plan(sweep, surroundings())
+
+    def build(port: FakePolyaxon) -> tuple[Measuring, PlannedRun]:
+        round_, _ = open_round(home, sweep, text, fresh=False)
+        measuring = Measuring(
+            home=home,
+            round=round_,
+            plan=plan,
+            port=port,
+            operation=lambda run: {"cell": run.cell.cell_key},
+            keep_alive=lambda: None,
+            queue_s=60.0,
+            flow_run_id="flow",
+            tell=lambda text: None,
+        )
+        return measuring, next(iter(plan.runs()))
+
+    return build
+
+
+def test_the_intent_and_prediction_are_on_disk_before_the_run_is_created(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    seen: list[object] = []
+    create = port.create
+
+    def looking(**given: object) -> RunView:
+        state = measuring.round.state(run.cell.cell_key, 1)
+        assert state is not None
+        seen.append((state.run_uuid, state.prediction_sha256))
+        assert measuring.round.prediction_path(run.cell.cell_key).is_file()
+        return create(**given)  # type: ignore[arg-type]
+
+    port.create = looking  # type: ignore[method-assign]
+    view, adopted = find_or_create(measuring, run)
+    assert not adopted
+    assert seen[0][0] is None and seen[0][1]  # type: ignore[index]
+    state = measuring.round.state(run.cell.cell_key, 1)
+    assert state is not None
+    assert state.run_uuid == view.uuid
+
+
+def test_a_flow_that_died_right_after_create_is_followed_by_an_adoption(make: Make) -> None:
+    port = FakePolyaxon(die_after_create=True)
+    measuring, run = make(port)
+    with pytest.raises(KeyboardInterrupt):
+        find_or_create(measuring, run)
+    port.die_after_create = False
+    view, adopted = find_or_create(measuring, run)
+    assert adopted
+    assert list(port.runs) == [view.uuid]
+    state = measuring.round.state(run.cell.cell_key, 1)
+    assert state is not None
+    assert state.run_uuid == view.uuid
+
+
+def test_repeats_do_not_adopt_each_other(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    first, _ = find_or_create(measuring, run)
+    second, adopted = find_or_create(measuring, PlannedRun(run.planned, 2))
+    assert not adopted
+    assert second.uuid != first.uuid
+
+
+def test_a_prediction_is_never_made_again(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    digest = measure.write_prediction(measuring, run)
+    path = measuring.round.prediction_path(run.cell.cell_key)
+    before = path.read_bytes()
+    assert measure.write_prediction(measuring, run) == digest
+    assert path.read_bytes() == before
+
+
+def test_two_runs_for_one_repeat_are_not_guessed_between(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    meta = measure.meta_of(measuring, run, 1)
+    port.create(operation={}, name="a", meta=meta)
+    port.create(operation={}, name="b", meta=meta)
+    with pytest.raises(CannotFindOut, match="Polyaxon knows 2 runs"):
+        find_or_create(measuring, run)
+
+
+def test_a_server_that_is_down_creates_nothing(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+
+    def down(meta: dict[str, str]) -> list[RunView]:
+        raise ServiceDown("down")
+
+    port.find = down  # type: ignore[method-assign]
+    with pytest.raises(ServiceDown):
+        find_or_create(measuring, run)
+    assert not port.runs
+
+
+def test_waiting_ends_with_a_final_status(make: Make) -> None:
+    port = FakePolyaxon(script={"*": ["compiled", "starting", "running", "running", "succeeded"]})
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    assert wait_until_final(measuring, run, view).status == "succeeded"
+    assert not port.stopped
+
+
+def test_a_stop_request_stops_the_run_and_waits_for_its_end(make: Make) -> None:
+    port = FakePolyaxon(script={"*": ["running"] * 5})
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    threading.Timer(0.02, measuring.stop.set).start()
+    assert wait_until_final(measuring, run, view).status == "stopped"
+    assert port.stopped == [view.uuid]
+
+
+def test_queueing_has_a_deadline_of_its_own(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    measuring.queue_s = 0.02
+    view, _ = find_or_create(measuring, run)
+    assert wait_until_final(measuring, run, view).status == "stopped"
+
+
+def test_a_stop_that_never_ends_is_an_error_and_not_a_hang(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    measuring.stop.set()
+    monkeypatch.setattr(measure, "STOP_GRACE_S", -59.95)
+    monkeypatch.setattr(port, "stop", lambda run_uuid: None)
+    view, _ = find_or_create(measuring, run)
+    with pytest.raises(CannotFindOut, match="was stopped, but is still compiled"):
+        wait_until_final(measuring, run, view)
+
+
+def test_stop_files_are_noticed_while_waiting(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "KEEP_ALIVE_S", 0.0)
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    measuring.round.ask_stop(after_current=False)
+    assert wait_until_final(measuring, run, view).status == "stopped"
+    measuring.round.ask_stop(after_current=True)
+    measuring.tick()
+    assert measuring.finish_only.is_set()
