@@ -322,7 +322,9 @@ class PolyaxonClient:
             text = _short(error)
             if self._is_transient(status, error):
                 raise _Transient(text) from error
-            kind = RunUnknown if status == 404 and " run " in f" {what} " else CannotFindOut
+            # A 404 of a call about one run; creating and listing name none.
+            about_one = "run " in what and not what.startswith("create")
+            kind = RunUnknown if status == 404 and about_one else CannotFindOut
             raise kind(
                 f"Polyaxon at {self._host}: could not {what}: answered {status}: {text}"
             ) from error

@@ -1,0 +1,457 @@
+"""The embedded services: Prefect server, Polyaxon server (haupt) and our supervisor.
+
+Each is a process of its own in a session of its own, nobody's child, so that it outlives the
+command that started it and is found again by what was written to ``services/<name>/state.json``.
+Everything here may be called twice at once: one lock a state folder.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from tasks.home import Home
+from tasks.launch import environments, files, processes, supervisor
+from tasks.launch.settings import LOOPBACK, artifacts_root, polyaxon_root, service_environment
+from warehouse.errors import BadInput, CannotFindOut, ServiceDown
+
+Name = Literal["prefect", "polyaxon", "supervisor"]
+Progress = Callable[[str], None]
+
+#: In the order of starting; ended in the reverse one.
+NAMES: tuple[Name, ...] = ("prefect", "polyaxon", "supervisor")
+_HEALTH = {"prefect": "/api/health", "polyaxon": "/healthz/"}
+#: A cold start runs the database migrations: 39 s were seen on a busy machine.
+READY_S = 180.0
+LOCK_S = 240.0
+#: The servers end in 0.2 to 2 s.
+SERVER_GRACE_S = 15.0
+#: The supervisor ends its runs first, each within its own stop limit.
+SUPERVISOR_GRACE_S = 150.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports the user asks for; None takes the recorded one, else a free one."""
+
+    prefect: int | None = None
+    polyaxon: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the services answer."""
+
+    prefect_api_url: str
+    polyaxon_host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """One service as it is now; ``port`` is None for the supervisor, which listens on none."""
+
+    name: str
+    state: Literal["up", "starting", "down"]
+    pid: int | None
+    port: int | None
+    url: str | None
+    started_at: str | None
+    log: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is recorded of a started service, to find exactly it again."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    sid: int
+    port: int | None
+    log: str
+    boot_id: str
+    started_at: str
+    #: What it was told about the others: another value means it must be started anew.
+    polyaxon_host: str
+
+    def is_alive(self) -> bool:
+        return self.boot_id == processes.boot_id() and processes.is_alive(
+            self.pid, self.start_ticks
+        )
+
+    def members(self) -> list[processes.Process]:
+        if self.boot_id != processes.boot_id():
+            return []
+        return processes.session(self.sid, self.start_ticks)
+
+
+def up(home: Home, *, ports: Ports | None = None, progress: Progress) -> Endpoints:
+    """Start what is not up and wait until all answer; what is up is left alone.
+
+    Raises:
+        BadInput: a port that was asked for is busy, or the service runs on another one.
+        ServiceDown: a service ended or did not answer within its time; names its log.
+    """
+    with _lock(home):
+        chosen = _choose_ports(home, ports or Ports())
+        host = f"http://{LOOPBACK}:{chosen['polyaxon']}"
+        _record_ports(home, chosen)
+        started = [name for name in NAMES if _start_if_down(home, name, chosen, host, progress)]
+        for name in NAMES:
+            _wait_ready(home, name)
+            if name in started:
+                progress(f"{name}: up{_where(home, name)}")
+        return _endpoints(chosen)
+
+
+def endpoints(home: Home) -> Endpoints | None:
+    """Return where the services of this state folder answer; None if they were never started."""
+    recorded = files.read_json(_ports_file(home))
+    return None if recorded is None else _endpoints(recorded)
+
+
+def keep_alive(home: Home) -> list[str]:
+    """Restart, on the same port, every service that was started and has died; return their names.
+
+    Does not wait until they answer, and does nothing while another process starts or ends them.
+    """
+    entries = {name: _entry(home, name) for name in NAMES}
+    if all(entry is None or entry.is_alive() for entry in entries.values()):
+        return []
+    try:
+        with files.exclusive(home.services / "lock", wait_s=0.0, what="services"):
+            recorded = files.read_json(_ports_file(home))
+            if recorded is None:
+                return []
+            host = f"http://{LOOPBACK}:{recorded['polyaxon']}"
+            dead = [
+                name
+                for name in NAMES
+                if (entry := _entry(home, name)) is not None and not entry.is_alive()
+            ]
+            for name in dead:
+                _end_rest(home, name)
+                _spawn(home, name, recorded.get(name), host)
+            return list(dead)
+    except CannotFindOut:
+        return []
+
+
+def down(home: Home) -> list[str]:
+    """End supervisor (with its runs), Polyaxon and Prefect; return one line for each thing ended.
+
+    Raises:
+        CannotFindOut: something could not be ended; the message says what is left.
+    """
+    with _lock(home):
+        told = _end_supervisor(home)
+        for name in ("polyaxon", "prefect"):
+            entry = _entry(home, name)
+            if entry is None:
+                continue
+            had = bool(entry.members())
+            processes.end(entry.members, grace_s=SERVER_GRACE_S)
+            if had:
+                told.append(f"{name}: ended (pid {entry.pid}, port {entry.port})")
+        _prove_nothing_left(home)
+        for name in NAMES:
+            _state_file(home, name).unlink(missing_ok=True)
+        return told
+
+
+def status(home: Home) -> list[ServiceState]:
+    """Return the state of each service; starts nothing."""
+    states = []
+    for name in NAMES:
+        entry = _entry(home, name)
+        if entry is None:
+            states.append(ServiceState(name, "down", None, None, None, None, None))
+            continue
+        alive = entry.is_alive()
+        ready = alive and _is_ready(home, name, entry)
+        states.append(
+            ServiceState(
+                name,
+                "up" if ready else "starting" if alive else "down",
+                entry.pid if alive else None,
+                entry.port,
+                f"http://{LOOPBACK}:{entry.port}" if entry.port else None,
+                entry.started_at,
+                entry.log,
+            )
+        )
+    return states
+
+
+def live_runs(home: Home) -> list[supervisor.Record]:
+    """Return the records of local runs that still have processes."""
+    return [
+        record
+        for record in supervisor.Folder(home).records()
+        if record.boot_id == processes.boot_id()
+        and processes.session(record.sid, record.start_ticks)
+    ]
+
+
+def _lock(home: Home) -> AbstractContextManager[int]:
+    return files.exclusive(home.services / "lock", wait_s=LOCK_S, what="services")
+
+
+def _state_file(home: Home, name: str) -> Path:
+    return home.services / name / "state.json"
+
+
+def _ports_file(home: Home) -> Path:
+    return home.services / "ports.json"
+
+
+def _entry(home: Home, name: str) -> _Entry | None:
+    value = files.read_json(_state_file(home, name))
+    return None if value is None else _Entry(**value)
+
+
+def _endpoints(ports: dict[str, int]) -> Endpoints:
+    return Endpoints(
+        prefect_api_url=f"http://{LOOPBACK}:{ports['prefect']}/api",
+        polyaxon_host=f"http://{LOOPBACK}:{ports['polyaxon']}",
+    )
+
+
+def _choose_ports(home: Home, asked: Ports) -> dict[str, int]:
+    """Return a port for each server: that of the running one, as asked, as recorded, or free."""
+    recorded = files.read_json(_ports_file(home)) or {}
+    chosen: dict[str, int] = {}
+    for name, wanted in (("prefect", asked.prefect), ("polyaxon", asked.polyaxon)):
+        entry = _entry(home, name)
+        if entry is not None and entry.is_alive() and entry.port is not None:
+            if wanted not in {None, entry.port}:
+                raise BadInput(
+                    f"services: {name} already runs on port {entry.port}, asked for {wanted}; "
+                    "end it with 'memsweep services down' first"
+                )
+            chosen[name] = entry.port
+        elif wanted is not None:
+            if not 1 <= wanted <= 65535:
+                raise BadInput(f"services: port {wanted} for {name} is not within 1 to 65535")
+            if processes.is_listening(wanted):
+                raise BadInput(
+                    f"services: port {wanted} asked for {name} is busy; give another one, or none "
+                    "to take a free one"
+                )
+            chosen[name] = wanted
+        else:
+            before = recorded.get(name)
+            usable = isinstance(before, int) and not processes.is_listening(before)
+            chosen[name] = before if usable and before else processes.free_port()
+    return chosen
+
+
+def _record_ports(home: Home, chosen: dict[str, int]) -> None:
+    if files.read_json(_ports_file(home)) != chosen:
+        files.write_json(_ports_file(home), chosen)
+
+
+def _start_if_down(
+    home: Home, name: Name, ports: dict[str, int], host: str, progress: Progress
+) -> bool:
+    entry = _entry(home, name)
+    if entry is not None and entry.is_alive():
+        if name != "supervisor" or entry.polyaxon_host == host:
+            return False
+        processes.end(entry.members, grace_s=SUPERVISOR_GRACE_S)
+    if entry is not None:
+        _end_rest(home, name)
+    progress(f"{name}: starting")
+    _spawn(home, name, ports.get(name), host)
+    return True
+
+
+def _end_rest(home: Home, name: Name) -> None:
+    """End what a dead service's session left, so that two never share one database."""
+    entry = _entry(home, name)
+    if entry is not None:
+        processes.end(entry.members, grace_s=2.0)
+
+
+def _command(home: Home, name: Name, port: int | None) -> list[str]:
+    if name == "prefect":
+        return [
+            sys.executable, "-m", "prefect", "server", "start",
+            "--host", LOOPBACK, "--port", str(port),
+        ]  # fmt: skip
+    if name == "polyaxon":
+        program = environments.python(home, "polyaxon-server").with_name("haupt")
+        if not program.exists():
+            raise BadInput(
+                f"services: the environment of the Polyaxon server is missing ({program}); "
+                "make it with 'memsweep setup'"
+            )
+        return [
+            str(program), "sandbox", "start", "--host", LOOPBACK, "--port", str(port),
+            "--workers", "1", "--path", str(artifacts_root(home)),
+        ]  # fmt: skip
+    return [sys.executable, "-m", "tasks.launch.supervisor", "--home", str(home.root)]
+
+
+#: Started through a process in between, which ends at once: the service is nobody's child then, and
+#: a caller that lives on keeps no zombie of it. Signals are set back because a shell's background
+#: job has SIGINT ignored, and that is inherited.
+_STARTER = """
+import json, signal, subprocess, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+given = json.load(sys.stdin)
+with open(given["log"], "ab") as log:
+    started = subprocess.Popen(
+        given["command"], env=given["env"], cwd=given["cwd"], stdin=subprocess.DEVNULL,
+        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+    )
+fields = open(f"/proc/{started.pid}/stat").read().rpartition(")")[2].split()
+print(json.dumps([started.pid, int(fields[19])]), flush=True)
+import os; os._exit(0)
+"""
+
+
+def _spawn(home: Home, name: Name, port: int | None, host: str) -> None:
+    """Start one service and record it at once."""
+    place = home.services / name
+    (place / "home").mkdir(parents=True, exist_ok=True)
+    if name == "polyaxon":
+        for folder in ("artifacts", "archives", "offline"):
+            (polyaxon_root(home) / folder).mkdir(parents=True, exist_ok=True)
+    if name == "supervisor":
+        supervisor.Folder(home).ready.unlink(missing_ok=True)
+    log = place / "service.log"
+    given = {
+        "command": _command(home, name, port),
+        "env": service_environment(home, name, polyaxon_host=host),
+        "cwd": str(place),
+        "log": str(log),
+    }
+    started = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _STARTER],
+        input=json.dumps(given), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if started.returncode != 0:
+        raise ServiceDown(
+            f"services: {name} could not be started: {started.stderr.strip()[-300:]}; see {log}"
+        )
+    pid, ticks = json.loads(started.stdout)
+    entry = _Entry(
+        name=name,
+        pid=pid,
+        start_ticks=ticks,
+        sid=pid,
+        port=port,
+        log=str(log),
+        boot_id=processes.boot_id(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        polyaxon_host=host,
+    )
+    files.write_json(_state_file(home, name), asdict(entry))
+
+
+def _is_ready(home: Home, name: str, entry: _Entry) -> bool:
+    if name == "supervisor":
+        ready = files.read_json(supervisor.Folder(home).ready)
+        return ready is not None and ready.get("pid") == entry.pid
+    import httpx
+
+    try:
+        answer = httpx.get(
+            f"http://{LOOPBACK}:{entry.port}{_HEALTH[name]}", timeout=5, trust_env=False
+        )
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200
+
+
+def _wait_ready(home: Home, name: Name) -> None:
+    deadline = time.monotonic() + READY_S
+    while True:
+        entry = _entry(home, name)
+        if entry is None or not entry.is_alive():
+            raise ServiceDown(f"services: {name} ended while starting: {_last_lines(home, name)}")
+        if _is_ready(home, name, entry):
+            return
+        if time.monotonic() >= deadline:
+            raise ServiceDown(
+                f"services: {name} did not answer within {READY_S:.0f} s: {_last_lines(home, name)}"
+            )
+        time.sleep(0.2)
+
+
+def _last_lines(home: Home, name: Name) -> str:
+    log = home.services / name / "service.log"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"{' / '.join(line.strip() for line in lines[-3:])[-400:]}; full log: {log}"
+
+
+def _where(home: Home, name: Name) -> str:
+    entry = _entry(home, name)
+    return f" at http://{LOOPBACK}:{entry.port}" if entry is not None and entry.port else ""
+
+
+def _end_supervisor(home: Home) -> list[str]:
+    """End the supervisor, which ends its runs; without one alive, another ends what is recorded."""
+    told = [f"run {record.uuid}: ended (session {record.sid})" for record in live_runs(home)]
+    entry = _entry(home, "supervisor")
+    if entry is not None and entry.is_alive():
+        leader = processes.read(entry.pid)
+        processes.send([leader] if leader else [], signal.SIGTERM)
+        if not processes.wait_gone(entry.members, SUPERVISOR_GRACE_S):
+            processes.end(entry.members, grace_s=0.0)
+        told.append(f"supervisor: ended (pid {entry.pid})")
+    if supervisor.Folder(home).records() and entry is not None:
+        _drain(home, entry)
+    for record in live_runs(home):
+        members = processes.session(record.sid, record.start_ticks)
+        processes.send(members, signal.SIGKILL)
+    return told
+
+
+def _drain(home: Home, entry: _Entry) -> None:
+    """Let a supervisor that starts nothing end and settle what a dead one left."""
+    log = Path(entry.log)
+    with log.open("ab") as output:
+        try:
+            subprocess.run(
+                [*_command(home, "supervisor", None), "--drain"],
+                env=service_environment(home, "supervisor", polyaxon_host=entry.polyaxon_host),
+                cwd=log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                timeout=SUPERVISOR_GRACE_S, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return
+
+
+def _prove_nothing_left(home: Home) -> None:
+    """Look once more for processes and ports, a moment later if need be.
+
+    Raises:
+        CannotFindOut: something is left.
+    """
+    entries = [entry for name in NAMES if (entry := _entry(home, name)) is not None]
+    deadline = time.monotonic() + 5
+    while True:
+        left = [f"process {one.pid} {one.name}" for entry in entries for one in entry.members()]
+        left += [
+            f"port {entry.port} of {entry.name}"
+            for entry in entries
+            if entry.port is not None and processes.is_listening(entry.port)
+        ]
+        left += [f"run {record.uuid} (session {record.sid})" for record in live_runs(home)]
+        if not left:
+            return
+        if time.monotonic() >= deadline:
+            raise CannotFindOut(f"services: still there after the end: {', '.join(left)}")
+        time.sleep(0.1)
