@@ -1,0 +1,33 @@
+"""``python -P -m tasks.pod``: the code that runs inside the run (see tasks/pod/README.md)."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tasks.pod.clock import now_s
+from tasks.pod.inputs import InputError, outputs_folder, read_inputs
+from tasks.pod.interrupt import Interrupt
+from tasks.pod.outputs import Outputs, say
+from tasks.pod.run import EXIT_HARNESS, Ending, Observed, Run, finish
+
+
+def main() -> int:
+    """Run the cell given in the environment and return the exit code."""
+    interrupt = Interrupt().install()
+    started = now_s()
+    try:
+        outputs = Outputs(outputs_folder(os.environ))
+    except (InputError, OSError) as error:
+        say(f"harness_error {error}")
+        return EXIT_HARNESS
+    try:
+        inputs = read_inputs(os.environ)
+    except InputError as error:
+        ending = Ending(Observed.HARNESS_ERROR, "start", str(error))
+        return finish(outputs, ending, started, None, interrupt)
+    return Run(inputs, outputs, interrupt).execute()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""The run's side of the load: starts the driver, follows its events, counts what succeeded.
+
+Neither EvalScope's exit code nor its summary is evidence: it returns 0 with every request failed
+and writes sentinels (-1, 0.0) into the summary. What counts are the rows of its database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tasks.pod.argv import SERVED_NAME
+from tasks.pod.clock import now_s
+from tasks.pod.inputs import LoadPoint
+from tasks.pod.outputs import Outputs
+from tasks.pod.phases import Phases
+
+FOLDER = "bench"
+LOAD_POINTS = f"{FOLDER}/load_points.json"
+#: EvalScope uses one setting as the total of a level's connection test and of every request.
+MIN_TOTAL_TIMEOUT_S = 600
+_ROWS_A_COMMIT = 8
+_GRACE_S = 5.0
+
+
+@dataclass
+class LoadPointState:
+    """What became of one load point; ``sent`` and ``succeeded`` are rows of the database."""
+
+    index: int
+    asked: int
+    seed: int
+    dataset_offset: int
+    sent: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    state: str = "skipped"
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a level's database says; times are CLOCK_MONOTONIC seconds."""
+
+    total: int
+    succeeded: int
+    first_start_s: float | None
+    last_end_s: float | None
+
+
+def level_arguments(
+    point: LoadPoint,
+    *,
+    index: int,
+    offset: int,
+    url: str,
+    model: Path,
+    folder: Path,
+    limit_s: float,
+) -> dict[str, object]:
+    """Return EvalScope's arguments for one load point: pure, tested against a golden."""
+    return {
+        "model": SERVED_NAME,
+        "model_id": SERVED_NAME,
+        "api": "openai",
+        "url": url,
+        "tokenizer_path": str(model),
+        "dataset": point.dataset,
+        "apply_chat_template": True,
+        "min_prompt_length": point.prompt_tokens,
+        "max_prompt_length": point.prompt_tokens,
+        "prefix_length": point.prefix_tokens,
+        "min_tokens": point.output_tokens,
+        "max_tokens": point.output_tokens,
+        "parallel": point.parallel,
+        "number": point.number,
+        "warmup_num": point.warmup,
+        "seed": point.seed,
+        "dataset_offset": offset,
+        "temperature": point.temperature,
+        "stream": True,
+        "extra_args": {
+            "ignore_eos": point.ignore_eos,
+            "chat_template_kwargs": {"enable_thinking": point.enable_thinking},
+        },
+        "no_test_connection": True,
+        "connect_timeout": 30,
+        "total_timeout": max(MIN_TOTAL_TIMEOUT_S, int(limit_s)),
+        "sleep_interval": 0,
+        "num_workers": 1,
+        "db_commit_interval": _ROWS_A_COMMIT,
+        "no_timestamp": True,
+        "outputs_dir": str(folder),
+        "name": f"load_point_{index}",
+    }
+
+
+def offsets(load: tuple[LoadPoint, ...]) -> list[int]:
+    """Return where in the vocabulary each load point's prompts begin, so that none repeats one."""
+    found, at = [], 0
+    for point in load:
+        found.append(at)
+        at += point.warmup + point.number
+    return found
+
+
+@dataclass
+class Bench:
+    """The driver process and the state of every load point."""
+
+    load: tuple[LoadPoint, ...]
+    limits_s: tuple[float, ...]
+    python: Path
+    environment: dict[str, str]
+    model: Path
+    port: int
+    outputs: Outputs
+    phases: Phases
+    states: list[LoadPointState] = field(default_factory=list)
+    imported: bool = False
+    failure: str | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _starts: int = 0
+    _read: int = 0
+    _current: int | None = None
+    _events: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.states = [
+            LoadPointState(index, point.number, point.seed, offset)
+            for index, (point, offset) in enumerate(zip(self.load, offsets(self.load), strict=True))
+        ]
+        self._write()
+
+    @property
+    def pid(self) -> int | None:
+        """PID of the driver, also its process group."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the driver runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pending(self) -> list[int]:
+        """Load points that were not begun."""
+        return [state.index for state in self.states if state.state == "skipped"]
+
+    def start(self) -> None:
+        """Start a driver for what is pending; it waits for :meth:`go`. Raises ``OSError``."""
+        name = f"{FOLDER}/driver_{self._starts}"
+        self._starts, self._read = self._starts + 1, 0
+        self._events = self.outputs.path(f"{name}.jsonl")
+        self._events.touch()
+        spec = {
+            "events": str(self._events),
+            "tokenizer_path": str(self.model),
+            "levels": [self._level(index) for index in self.pending],
+        }
+        self.outputs.write(f"{name}.json", spec)
+        self.imported, self.failure = False, None
+        with self.outputs.path("bench.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    str(self.python),
+                    "-P",
+                    str(Path(__file__).with_name("bench_driver.py")),
+                    str(self.outputs.path(f"{name}.json")),
+                ],
+                env=self.environment,
+                cwd=self.outputs.path(FOLDER).parent,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def go(self) -> None:
+        """Let the driver begin."""
+        if self._process is not None and self._process.stdin is not None:
+            try:
+                self._process.stdin.write(b"go\n")
+                self._process.stdin.flush()
+            except OSError as error:
+                self.failure = self.failure or f"the driver did not take the start: {error}"
+
+    def follow(self) -> None:
+        """Read what the driver said since the last call."""
+        for event in self._new_events():
+            handler = getattr(self, f"_on_{event.get('event')}", None)
+            if handler is not None:
+                handler(event)
+
+    def end(self, error: str | None = None) -> None:
+        """End the driver and whatever it started; an open load point ends with ``error``."""
+        self.kill()
+        self.follow()
+        if self._current is not None:
+            self._close_level(self._current, error or "the driver ended in the middle", now_s())
+
+    def kill(self) -> None:
+        """TERM, then KILL the driver's process group; never raises."""
+        process = self._process
+        if process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                break
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                continue
+        if process.stdin is not None:
+            try:
+                process.stdin.close()
+            except OSError:
+                return
+
+    def _level(self, index: int) -> dict[str, object]:
+        return {
+            "index": index,
+            "limit_s": self.limits_s[index],
+            "arguments": level_arguments(
+                self.load[index],
+                index=index,
+                offset=self.states[index].dataset_offset,
+                url=f"http://127.0.0.1:{self.port}/v1/chat/completions",
+                model=self.model,
+                folder=self.outputs.root / FOLDER,
+                limit_s=self.limits_s[index],
+            ),
+        }
+
+    def _new_events(self) -> list[dict[str, object]]:
+        if self._events is None:
+            return []
+        try:
+            with self._events.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        found: list[dict[str, object]] = []
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                found.append(event)
+        return found
+
+    def _on_imported(self, event: dict[str, object]) -> None:
+        self.imported = True
+        self.outputs.event(
+            "bench_imported",
+            seconds=event.get("seconds"),
+            version=event.get("version"),
+            phases_hooked=event.get("phases_hooked"),
+        )
+
+    def _on_import_failed(self, event: dict[str, object]) -> None:
+        self.failure = f"EvalScope cannot be imported: {event.get('error')}"
+
+    def _on_level_start(self, event: dict[str, object]) -> None:
+        index = _index(event)
+        self._current = index
+        self.states[index].state = "failed"
+        self.outputs.event("load_point_start", index=index, at_s=event.get("t_s"))
+        self._write()
+
+    def _on_phase_start(self, event: dict[str, object]) -> None:
+        self.phases.start(str(event.get("phase")), _index(event), at_s=_time(event), source="hook")
+
+    def _on_phase_end(self, event: dict[str, object]) -> None:
+        index, name, at = _index(event), str(event.get("phase")), _time(event)
+        self.phases.end(name, index, at_s=at)
+        if name == "measure" and at is not None:
+            self.phases.start("drain", index, at_s=at, source="hook")
+
+    def _on_level_end(self, event: dict[str, object]) -> None:
+        error = event.get("error")
+        self._close_level(_index(event), str(error) if error else None, _time(event) or now_s())
+
+    def _close_level(self, index: int, error: str | None, at_s: float) -> None:
+        self._current = None
+        state, point = self.states[index], self.load[index]
+        for name in ("warmup", "measure", "drain"):
+            self.phases.end(name, index, at_s=at_s)
+        database = (
+            self.outputs.root
+            / FOLDER
+            / f"load_point_{index}"
+            / f"parallel_{point.parallel}_number_{point.number}"
+            / "benchmark_data.db"
+        )
+        try:
+            rows = count_rows(database)
+        except (OSError, sqlite3.Error) as problem:
+            rows = Rows(0, 0, None, None)
+            error = error or f"{database.name}: {problem}"
+        state.sent, state.succeeded = rows.total, rows.succeeded
+        state.failed, state.error = rows.total - rows.succeeded, error
+        state.state = verdict(state)
+        if state.error is None and state.state != "ok":
+            state.error = f"{state.succeeded} of {state.asked} requests succeeded"
+        if rows.first_start_s and rows.last_end_s and not self.phases.has("measure", index):
+            self.phases.add("measure", index, rows.first_start_s, rows.last_end_s, "database")
+        self.outputs.event(
+            "load_point_end",
+            index=index,
+            state=state.state,
+            succeeded=state.succeeded,
+            asked=state.asked,
+            error=state.error,
+        )
+        self._write()
+
+    def _write(self) -> None:
+        self.outputs.write(LOAD_POINTS, [asdict(state) for state in self.states])
+
+
+def verdict(state: LoadPointState) -> str:
+    """Return ``ok`` only when every request asked for succeeded and nothing was reported."""
+    if state.succeeded == state.asked == state.sent and state.error is None:
+        return "ok"
+    return "partial" if state.succeeded else "failed"
+
+
+def count_rows(database: Path) -> Rows:
+    """Count a level's requests. Raises ``OSError`` or ``sqlite3.Error`` when it cannot be read."""
+    if not database.is_file():
+        raise FileNotFoundError(f"{database.name} was not written")
+    # Opened for writing on purpose: after a kill SQLite rolls an open transaction back first.
+    with closing(sqlite3.connect(database, timeout=_GRACE_S)) as connection:
+        total, succeeded, first, last = connection.execute(
+            "SELECT count(*), coalesce(sum(success = 1), 0), min(nullif(start_time, 0)),"
+            " max(nullif(completed_time, 0)) FROM result"
+        ).fetchone()
+    return Rows(int(total), int(succeeded), first, last)
+
+
+def wait_ended(bench: Bench, limit_s: float) -> bool:
+    """Wait for the driver to leave on its own; returns whether it did."""
+    deadline = time.monotonic() + limit_s
+    while bench.running and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not bench.running
+
+
+def _index(event: dict[str, object]) -> int:
+    index = event.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _time(event: dict[str, object]) -> float | None:
+    at = event.get("t_s")
+    return float(at) if isinstance(at, int | float) else None

@@ -1,0 +1,121 @@
+"""Start the run's own code against the doubles and read what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.double import cells
+from tests.double.engine import make_bench, make_engine, make_model
+
+ROOT = Path(__file__).parents[2]
+RUN_UUID = "00000000-0000-4000-8000-000000000000"
+
+
+@dataclass
+class PodRun:
+    """One run of ``python -P -m tasks.pod``: started by :meth:`start`, ended by :meth:`wait`."""
+
+    folder: Path
+    engine: dict[str, Any] = field(default_factory=dict)
+    bench: dict[str, Any] = field(default_factory=dict)
+    cell: dict[str, Any] = field(default_factory=dict)
+    text: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def outputs(self) -> Path:
+        """The run's outputs folder."""
+        return self.folder / "outputs"
+
+    @property
+    def reason_file(self) -> Path:
+        """Where a supervisor writes why it is about to send a signal."""
+        return self.folder / "reason.json"
+
+    def environment(self) -> dict[str, str]:
+        """Return the run's environment, with a secret and other things it must not pass on."""
+        engine = make_engine(self.folder / "engine", **self.engine)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "HF_TOKEN": "hf_secret",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "MEMSWEEP_CELL": self.text or cells.cell_text(**self.cell),
+            "MEMSWEEP_OUTPUTS": str(self.outputs),
+            "MEMSWEEP_MODEL_PATH": str(make_model(self.folder / "model")),
+            "MEMSWEEP_ENGINE_BIN": str(engine),
+            "MEMSWEEP_BENCH_PYTHON": str(make_bench(self.folder / "bench", **self.bench)),
+            "MEMSWEEP_RUN_UUID": RUN_UUID,
+            "MEMSWEEP_REASON_FILE": str(self.reason_file),
+            "MEMSWEEP_CACHE": str(self.folder / "cache"),
+        }
+
+    def start(self) -> PodRun:
+        """Start it in a session of its own, as the supervisor does."""
+        with (self.folder / "stdout.txt").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tasks.pod"],
+                env=self.environment(),
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def wait(self, timeout_s: float = 60) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self.process is not None, "start() comes first"
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            if self.process.returncode is None:
+                self.process.kill()
+                self.process.wait()
+
+    def run(self) -> int:
+        """Start it and wait."""
+        return self.start().wait()
+
+    def json(self, name: str) -> Any:
+        """Return a JSON document that the run left."""
+        return json.loads((self.outputs / name).read_text(encoding="utf-8"))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """Return a file of JSON lines; a torn last line is left out."""
+        try:
+            text = (self.outputs / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of one name."""
+        return [event for event in self.lines("events.jsonl") if event["event"] == name]
+
+    def until(self, ready: Callable[[], object], timeout_s: float = 20) -> None:
+        """Wait until ``ready()`` is true; fails when the run ends or the time is over first."""
+        assert self.process is not None, "start() comes first"
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            assert self.process.poll() is None, "the run ended first"
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.02)
+
+    def until_phase(self, name: str, load_point: int | None = None) -> None:
+        """Wait until that phase began."""
+        self.until(
+            lambda: any(
+                (event["phase"], event["load_point"]) == (name, load_point)
+                for event in self.events("phase_start")
+            )
+        )
