@@ -451,11 +451,11 @@ def stage_pod_code(home: Home) -> Path:
     """Copy the run's own code to a folder named by its content and return that folder.
 
     The run works on the bench environment's Python with PYTHONPATH set to it, so it sees
-    ``tasks.pod`` and nothing else of this project, and an edit of the checkout never changes the
-    code of a run that is queued or going.
+    ``tasks.pod`` and what that imports, nothing else of this project, and an edit of the checkout
+    never changes the code of a run that is queued or going.
     """
     root = Path(tasks.__file__).parent
-    sources = {Path("tasks/__init__.py"): root / "__init__.py"}
+    sources = {Path("tasks") / name: root / name for name in ("__init__.py", "canonical.py")}
     for path in sorted((root / "pod").rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             sources[Path("tasks") / path.relative_to(root)] = path

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tasks import files
+from tasks.files import write_json
 from warehouse.errors import CannotFindOut
 
-
-def write_json(path: Path, value: object) -> None:
-    """Write ``value`` as JSON so that a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, sort_keys=True, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+__all__ = ["exclusive", "read_json", "write_json"]
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in ``path``; None when there is none, or no readable one."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    return files.read_json(path)
 
 
 @contextlib.contextmanager

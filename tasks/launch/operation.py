@@ -1,0 +1,110 @@
+"""From a cell to the operation that is submitted: one component, one input that says what to do.
+
+Polyaxon renders every string of an operation as a template. A cell is therefore written so that
+nothing in it can be taken for one, and read back byte for byte equal JSON by the run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import polyaxonfiles
+from tasks.canonical import canonical_json, content_key
+from warehouse.errors import BadInput
+
+FOLDER = Path(polyaxonfiles.__file__).parent
+#: What a run leaves unsaid is never repeated by Polyaxon: an attempt is a run of its own.
+MAX_RETRIES = 0
+#: Kernel's limit for one environment variable (MAX_ARG_STRLEN, 128 KiB), its name included.
+_MAX_CELL_BYTES = 120_000
+#: Inside JSON's strings only: outside them "{" is followed by a quote or "}".
+_TEMPLATE_START = re.compile(r"\{(?=[{%#])")
+
+
+def cell_text(cell: Mapping[str, object]) -> str:
+    """Return the cell's JSON as the run gets it: canonical, and free of template syntax.
+
+    An opening brace that would begin a template is written as its JSON escape: the text parses to
+    the same object. Polyaxon also turns text that reads like a Python literal into a value; JSON
+    with a ``null``, ``true`` or ``false`` in it, as every cell has, is none.
+
+    Raises:
+        BadInput: the text is too long for an environment variable, or reads like a Python literal.
+    """
+    text = _TEMPLATE_START.sub(r"\\u007b", canonical_json(cell))
+    if len(text) > _MAX_CELL_BYTES:
+        raise BadInput(
+            f"cell: {len(text)} bytes as JSON, wanted at most {_MAX_CELL_BYTES}; "
+            "give it fewer load points"
+        )
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    raise BadInput("cell: has no null, true or false, so Polyaxon would not hand it on as text")
+
+
+def build(
+    cell: Mapping[str, object],
+    *,
+    operation_file: str,
+    parameters: Mapping[str, str],
+    run_limit_s: float,
+    image: str | None = None,
+    environment: Mapping[str, object] | None = None,
+    resources: Mapping[str, object] | None = None,
+) -> dict[str, object]:
+    """Return the operation to submit, its component inline.
+
+    ``parameters`` are the places of the target (they win over those the file names);
+    ``run_limit_s`` is the run's deadline, seconds; ``image``, ``environment`` and ``resources`` are
+    what a cluster's profile adds, and nothing else may differ between targets.
+    """
+    operation = read(operation_file)
+    component = read(str(operation.pop("pathRef")))
+    places = {name: {"value": value} for name, value in parameters.items()}
+    operation["params"] = {
+        **operation.get("params", {}),
+        **places,
+        "cell": {"value": cell_text(cell)},
+    }
+    operation["termination"] = {"maxRetries": MAX_RETRIES, "timeout": int(run_limit_s)}
+    patch = operation.get("runPatch", {})
+    if image is not None:
+        patch.setdefault("container", {})["image"] = image
+    if resources is not None:
+        patch.setdefault("container", {})["resources"] = dict(resources)
+    if environment is not None:
+        patch["environment"] = {**patch.get("environment", {}), **environment}
+    if patch:
+        operation["runPatch"] = patch
+    operation["component"] = component
+    return operation
+
+
+def template_key(operation: Mapping[str, object]) -> str:
+    """Return the sha256 of component and typed inputs: equal for every run of the same thing.
+
+    What Polyaxon compiles from it holds the run's UUID and paths, so its hash never repeats.
+    """
+    return content_key({key: operation.get(key) for key in ("component", "params", "runPatch")})
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return one of the shipped polyaxonfiles.
+
+    Raises:
+        BadInput: there is no such file.
+    """
+    path = FOLDER / name
+    if path.parent != FOLDER or not path.is_file():
+        shipped = ", ".join(sorted(one.name for one in FOLDER.glob("*.yaml")))
+        raise BadInput(f"operation {name!r}: not among the shipped ones ({shipped})")
+    value: dict[str, Any] = yaml.safe_load(path.read_text())
+    return value

@@ -1,0 +1,143 @@
+"""Where runs are executed: a profile (this machine or a cluster) turned into what a run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import polyaxonfiles
+from tasks.home import Home
+from tasks.launch import environments
+from tasks.launch import operation as operations
+from tasks.plan.cell import Cell
+from warehouse.errors import BadInput
+
+PROFILES = Path(polyaxonfiles.__file__).parent / "profiles"
+UNRESOLVED = "unresolved"
+#: The usual places, behind the bench environment: the same on every machine.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: A run's own deadlines come first; Polyaxon's is the last resort.
+_TIMEOUT_MARGIN_S = 60
+
+
+class Profile(BaseModel):
+    """One target, as a file of ``polyaxonfiles/profiles/`` describes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="the file's name without its ending")
+    description: str = Field(description="one line for people")
+    device: Literal["cpu", "cuda"] = Field(description="what the engine computes on")
+    operation: str = Field(description="file of polyaxonfiles/ that is submitted")
+    slots: Annotated[int, Field(ge=1)] = Field(1, description="runs at the same time")
+    queue_s: Annotated[float, Field(gt=0)] = Field(3600, description="longest wait for a slot, s")
+    host: str | None = Field(None, description="Polyaxon's address; None: the embedded server")
+    owner: str = Field("default", description="owner of the project in Polyaxon")
+    project: str = Field("memsweep", description="project in Polyaxon")
+    image: str | None = Field(None, description="engine image without tag or digest")
+    image_digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")] | None = (
+        Field(None, description="digest of the image; 'unresolved' until 'memsweep pin'")
+    )
+    models: str | None = Field(None, description="folder of the models where the run is executed")
+    environment: dict[str, object] | None = Field(
+        None, description="Polyaxon's environment section: node selector, tolerations, ..."
+    )
+    resources: dict[str, object] | None = Field(
+        None, description="the container's resources, Kubernetes' form"
+    )
+
+    @model_validator(mode="after")
+    def _a_cluster_is_complete(self) -> Profile:
+        if self.host is not None and None in (self.image, self.image_digest, self.models):
+            raise ValueError("a profile with a host needs image, image_digest and models")
+        return self
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether runs are executed by the embedded services on this machine."""
+        return self.host is None
+
+
+def names() -> list[str]:
+    """Return the names of the shipped profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.yaml"))
+
+
+def load(name: str) -> Profile:
+    """Return a shipped profile by name, or one from a file.
+
+    Raises:
+        BadInput: there is none, or something in it is not as it must be.
+    """
+    shipped = PROFILES / f"{name}.yaml"
+    path = shipped if name in names() else Path(name)
+    if not path.is_file():
+        raise BadInput(
+            f"target {name!r}: neither a shipped profile ({', '.join(names())}) nor a file"
+        )
+    try:
+        value = yaml.safe_load(path.read_text())
+        if not isinstance(value, dict):
+            raise BadInput(f"target {path}: got {type(value).__name__}, wanted a mapping")
+        return Profile(name=path.stem, **value)
+    except yaml.YAMLError as error:
+        raise BadInput(f"target {path}: no YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "profile"
+        raise BadInput(f"target {path}: {where}: {first['msg']}") from error
+
+
+def parameters(home: Home, profile: Profile, model: str) -> dict[str, str]:
+    """Return the places a run of this model needs on this target, by the component's inputs."""
+    if not profile.is_embedded:
+        return {"model_path": f"{profile.models}/{model}"}
+    bench = environments.python(home, "bench")
+    return {
+        "model_path": str((Path(profile.models) if profile.models else home.models) / model),
+        "engine_bin": str(environments.python(home, "engine").parent),
+        "bench_python": str(bench),
+        "code": str(environments.stage_pod_code(home)),
+        "cache_folder": str(home.cache / "engine"),
+        "path": f"{bench.parent}:{_SYSTEM_PATH}",
+    }
+
+
+def build(
+    home: Home, profile: Profile, document: Mapping[str, object], *, model: str, run_limit_s: float
+) -> dict[str, object]:
+    """Return the operation of a cell's document on this target.
+
+    Raises:
+        BadInput: the image is unresolved: no pin is ever made up.
+    """
+    if profile.image_digest == UNRESOLVED:
+        raise BadInput(
+            f"target {profile.name}: image_digest is unresolved; run 'memsweep pin' where the "
+            "registry can be reached"
+        )
+    image = None if profile.image is None else f"{profile.image}@{profile.image_digest}"
+    return operations.build(
+        document,
+        operation_file=profile.operation,
+        parameters=parameters(home, profile, model),
+        run_limit_s=run_limit_s,
+        image=image,
+        environment=profile.environment,
+        resources=profile.resources,
+    )
+
+
+def operation(home: Home, profile: Profile, cell: Cell) -> dict[str, object]:
+    """Return the operation of a cell on this target; with its deadline plus a margin."""
+    return build(
+        home,
+        profile,
+        cell.document(),
+        model=cell.setting.model.name,
+        run_limit_s=cell.limits.run_s + _TIMEOUT_MARGIN_S,
+    )
