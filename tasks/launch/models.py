@@ -1,0 +1,134 @@
+"""The two tiny models of the embedded default: generated from a fixed seed, never downloaded.
+
+A model's revision is the sha256 of what its folder holds, so a run names the very bytes it served.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tasks.canonical import content_key, sha256_file
+from tasks.home import Home
+from tasks.launch import environments, files
+from tasks.launch.settings import run_environment
+from warehouse.errors import BadInput, CannotFindOut
+
+NAMES = ("tiny-qwen3", "tiny-qwen35")
+#: Written last into a model's folder; not part of the revision it names.
+MARKER = "memsweep-model.json"
+_DATA = Path(__file__).parent / "data"
+_SCRIPT = Path(__file__).parent / "make_model.py"
+#: 20 to 60 s were seen on a busy machine of 2 cores.
+_LIMIT_S = 600
+
+
+def config(name: str) -> dict[str, Any]:
+    """Return the model's config.json as shipped; nothing needs to be generated for it.
+
+    Raises:
+        BadInput: this project generates no such model.
+    """
+    value: dict[str, Any] = json.loads(_config_file(name).read_text())
+    return value
+
+
+def is_generated(name: str) -> bool:
+    """Tell whether this project generates the model itself."""
+    return name in NAMES
+
+
+def folder(home: Home, name: str) -> Path:
+    """Return where a model lies; it need not exist."""
+    return home.models / name
+
+
+def revision(home: Home, name: str) -> str | None:
+    """Return ``sha256:…`` over the model's files, None while it is not generated (or outdated)."""
+    marker = files.read_json(folder(home, name) / MARKER)
+    if marker is None or not is_generated(name) or marker.get("recipe") != _recipe(name):
+        return None
+    value = marker.get("revision")
+    return value if isinstance(value, str) else None
+
+
+def listing_revision(place: Path) -> str:
+    """Return ``sha256:…`` of the canonical listing (file name, sha256) of a model's folder."""
+    listing = {
+        str(path.relative_to(place)): sha256_file(path)
+        for path in place.rglob("*")
+        if path.is_file() and path.name != MARKER
+    }
+    return f"sha256:{content_key(listing)}"
+
+
+def ensure(home: Home, name: str, *, progress: Callable[[str], None]) -> Path:
+    """Generate the model unless it is there; return its folder.
+
+    Needs the engine environment. A kill leaves at most a temporary folder, which the next call
+    removes; two calls at once generate it once.
+
+    Raises:
+        BadInput: no such model, or the engine environment is missing.
+        CannotFindOut: the generation failed.
+    """
+    _config_file(name)
+    if revision(home, name) is not None:
+        return folder(home, name)
+    with files.exclusive(home.models / f".{name}.lock", wait_s=900, what=f"model {name}"):
+        if revision(home, name) is None:
+            _generate(home, name, progress)
+    return folder(home, name)
+
+
+def _config_file(name: str) -> Path:
+    if name not in NAMES:
+        raise BadInput(
+            f"model {name!r}: generated here are only {' and '.join(NAMES)}; "
+            "any other is served from a profile's models folder"
+        )
+    return _DATA / f"{name}.json"
+
+
+@lru_cache
+def _recipe(name: str) -> str:
+    """Return the sha256 of all that decides what is generated: an edit generates anew."""
+    sources = (_SCRIPT, _config_file(name), _DATA / "chat_template.jinja")
+    return content_key([sha256_file(path) for path in sources])
+
+
+def _generate(home: Home, name: str, progress: Callable[[str], None]) -> None:
+    python = environments.python(home, "engine")
+    if not python.exists():
+        raise BadInput(
+            f"model {name}: the engine environment is missing ({python}); make it with "
+            "'memsweep setup'"
+        )
+    progress(f"{name}: generating from a fixed seed")
+    temporary = home.models / f".{name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    command = [
+        str(python), "-I", str(_SCRIPT), str(_config_file(name)),
+        str(_DATA / "chat_template.jinja"), str(temporary),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_LIMIT_S,
+            stdin=subprocess.DEVNULL, env=run_environment(home),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise CannotFindOut(f"model {name}: not generated within {_LIMIT_S} s") from error
+    if done.returncode != 0:
+        last = " / ".join(done.stderr.strip().splitlines()[-3:])
+        raise CannotFindOut(f"model {name}: the generation ended with {done.returncode}: {last}")
+    made = listing_revision(temporary)
+    files.write_json(temporary / MARKER, {"name": name, "revision": made, "recipe": _recipe(name)})
+    target = folder(home, name)
+    shutil.rmtree(target, ignore_errors=True)
+    temporary.rename(target)
+    progress(f"{name}: ready ({made[:19]})")
