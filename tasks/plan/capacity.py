@@ -512,9 +512,12 @@ def _sliding_block(block: int, term: Terms) -> int:
 
 
 def _attention_spec(layer: AttentionLayer, block: int, term: Terms) -> Spec:
+    cache = term.cache
     if layer.span is Span.SLIDING:
         block = _sliding_block(block, term)
-    page = block * layer.token_bytes(term.tp, term.cache, term.element)
+        if cache == "int4_per_token_head" and term.rules.sliding_ignores_int4:
+            cache = "int8_per_token_head"
+    page = block * layer.token_bytes(term.tp, cache, term.element)
     return Spec(str(layer.span), block, page, layer, layer.window)
 
 
@@ -617,7 +620,7 @@ def _same_type(specs: Sequence[tuple[Spec, int]]) -> bool:
     return len(families) == 1 and len(blocks) == 1
 
 
-def _as_full(specs: list[tuple[Spec, int]]) -> list[tuple[Spec, int]]:
+def _as_full(specs: list[tuple[Spec, int]], term: Terms) -> list[tuple[Spec, int]]:
     """Allocate sliding and chunked layers like full ones (unify_hybrid_kv_cache_specs)."""
     full = next((spec for spec, _ in specs if spec.kind == Span.FULL), None)
     if full is None or len(specs) == 1:
@@ -630,9 +633,18 @@ def _as_full(specs: list[tuple[Spec, int]]) -> list[tuple[Spec, int]]:
                 "that, so leave it enabled"
             )
         if spec.kind in {Span.SLIDING, Span.CHUNKED}:
-            page = spec.page // spec.block * full.block
+            assert isinstance(spec.layer, AttentionLayer)
+            cache = term.cache
+            if spec.kind == Span.CHUNKED and term.rules.promotion_drops_packing:
+                cache = "auto"
+            page = full.block * spec.layer.token_bytes(term.tp, cache, term.element)
             spec = Spec(str(Span.FULL), full.block, page, spec.layer, spec.window)
         changed.append((spec, count))
+    if not _same_type(changed):
+        raise BadInput(
+            "hybrid KV cache manager: disabled, but the layers cannot be given one kind; vLLM "
+            "refuses that, so leave it enabled"
+        )
     return changed
 
 
@@ -744,7 +756,7 @@ def layout(description: ModelDescription, settings: ServingSettings) -> Layout:
     if settings.disable_hybrid_kv_cache_manager or (
         chunked and not term.rules.chunked_layers_apart
     ):
-        specs = _as_full(specs)
+        specs = _as_full(specs, term)
     if term.pp == 1:
         placed = [[0] * count for _, count in specs]
     else:
@@ -832,15 +844,13 @@ def _candidate(plan: Layout, blocks: int) -> Candidate:
     return Candidate(blocks, tokens, concurrency)
 
 
-def _layer_bytes(plan: Layout, length: int) -> int:
-    """Return the bytes the check before 0.14 asks for: layer by layer, on the largest stage."""
+def _needed_bytes(plan: Layout, stage: int, length: int) -> int:
+    """Return the bytes the start-up check asks for on one pipeline stage."""
     term = plan.terms
-    return max(
-        sum(
-            spec.page * counts[stage] * _need(spec, term, length)
-            for spec, counts in plan.layer_pages
-        )
-        for stage in range(term.pp)
+    if term.rules.checks_groups:
+        return plan.stage_bytes_per_block[stage] * _blocks(plan.tables, term, length)
+    return sum(
+        spec.page * counts[stage] * _need(spec, term, length) for spec, counts in plan.layer_pages
     )
 
 
@@ -872,37 +882,41 @@ def _no_memory(available: int) -> Refusal:
     )
 
 
+def _stage_refusal(plan: Layout, stage: int, available: int) -> Refusal | None:
+    """Return why the check of one pipeline stage fails, or None (_check_enough_kv_cache_memory)."""
+    if plan.stage_bytes_per_block[stage] == 0:
+        return None  # no layer of this stage keeps anything
+    length = plan.terms.length
+    usable = available
+    if plan.terms.rules.check_reserves_null_block:
+        usable -= plan.stage_bytes_per_block[stage]
+    if usable <= 0:
+        return _no_memory(available)
+    wanted = _needed_bytes(plan, stage, length)
+    if wanted <= usable:
+        return None
+    estimate = _largest_fitting(lambda tokens: _needed_bytes(plan, stage, tokens) <= usable, length)
+    hint = f" At most {estimate:,} tokens would fit." if estimate else ""
+    return Refusal(
+        RefusalType.CONTEXT_DOES_NOT_FIT,
+        f"One request of max_model_len {length:,} tokens needs {_gib(wanted)} GiB of KV cache, "
+        f"and {_gib(usable)} GiB are available.{hint} Lower --max-model-len or give the cache "
+        "more memory.",
+        needed_bytes=wanted,
+        available_bytes=usable,
+        estimated_max_model_len=estimate or None,
+    )
+
+
 def _refusal(plan: Layout, available: int) -> Refusal | None:
     """Return why vLLM refuses to start with ``available`` bytes a rank, or None."""
     term = plan.terms
     if plan.refusal is not None:
         return plan.refusal
-    if available <= 0:
-        return _no_memory(available)
-
-    def needed(length: int) -> int:
-        if not term.rules.checks_groups:
-            return _layer_bytes(plan, length)
-        return plan.bytes_per_block * _blocks(plan.tables, term, length)
-
-    wanted = needed(term.length)
-    usable = available
-    if term.rules.check_reserves_null_block:
-        usable -= plan.bytes_per_block
-    if usable <= 0:
-        return _no_memory(available)
-    if wanted > usable:
-        estimate = _largest_fitting(lambda length: needed(length) <= usable, term.length)
-        hint = f" At most {estimate:,} tokens would fit." if estimate else ""
-        return Refusal(
-            RefusalType.CONTEXT_DOES_NOT_FIT,
-            f"One request of max_model_len {term.length:,} tokens needs {_gib(wanted)} GiB of KV "
-            f"cache, and {_gib(usable)} GiB are available.{hint} Lower --max-model-len or "
-            "give the cache more memory.",
-            needed_bytes=wanted,
-            available_bytes=usable,
-            estimated_max_model_len=estimate or None,
-        )
+    for stage in range(term.pp):
+        refusal = _stage_refusal(plan, stage, available)
+        if refusal is not None:
+            return refusal
     blocks = available // plan.bytes_per_block
     has_states = any(spec.kind == STATE for table in plan.tables for spec in table.specs)
     if (

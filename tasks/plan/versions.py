@@ -124,6 +124,12 @@ class Rules:
     #: Which models run on the second model runner (matters with pipeline parallelism only):
     #: "none", "dense" (0.26 to 0.28: neither hybrid nor MoE) or "all" (from 0.29), on CUDA.
     second_runner: str
+    #: Sliding layers keep whole bytes under int4_per_token_head, 0.25 to 0.27
+    #: (kv_cache_interface.py: SlidingWindowSpec.real_page_size_bytes).
+    sliding_ignores_int4: bool
+    #: Chunked layers allocated as full ones lose the packing of a quantised cache, before 0.28
+    #: (kv_cache_utils.py: _promote_local_kv_cache_specs).
+    promotion_drops_packing: bool
     #: Cross attention reserves the encoder's own length, before 0.13 (config/vllm.py); from 0.13
     #: the encoder budget, which is max_num_batched_tokens (config/scheduler.py).
     reserves_encoder_length: bool
@@ -170,5 +176,7 @@ def rules(text: str) -> Rules:
         retains_lookahead=since(0, 28),
         keeps_prefill_checkpoint=since(0, 33),
         second_runner="all" if since(0, 29) else "dense" if since(0, 26) else "none",
+        sliding_ignores_int4=since(0, 25) and not since(0, 28),
+        promotion_drops_packing=not since(0, 28),
         reserves_encoder_length=not since(0, 13),
     )
