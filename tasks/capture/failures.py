@@ -30,18 +30,20 @@ UNKNOWN = "unknown"
 class Failure:
     """One failure: its ``type`` (see tasks.capture.signatures), where, and its numbers.
 
-    ``phase`` is None where neither the text nor the log around it says where it happened.
+    ``phase`` is ``start`` where neither the text nor the log around it says where it happened;
+    ``phase_known`` is then False.
     ``numbers`` holds what the text states: sizes in bytes, counts as integers, ratios as floats.
     ``tail`` holds the last lines of an unknown failure and is empty otherwise.
     """
 
     type: str
-    phase: Phase | None
+    phase: Phase
     numbers: dict[str, int | float]
     line: int
     text: str
     outcome: Outcome
     tail: tuple[str, ...] = ()
+    phase_known: bool = True
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ _ECHO = re.compile(r"^(?:raise\b|File \"|\^+$|~*\^|return\b|self\.|assert\b|at /
 _QUIET = frozenset(("DEBUG", "INFO", "WARNING"))
 _NOISE = re.compile(
     r"^(?:\[rank\d+\]:)?\[?[WI]\d{4}\b|\bWarning: |^warnings\.warn|^Exception ignored|"
-    r"nanobind: |^\[(?:DEBUG|INFO|WARNING)\]"
+    r"nanobind: |^\[(?:DEBUG|INFO|WARNING)\]|^Error retrieving |, retrying \d+ of \d+"
 )
 _SHUTDOWN = ("[shutdown]", "Shutting down", "Killing local vLLM worker", "Received signal 15")
 _LOADING = re.compile(r"checkpoint shards: +(\d+)%")
@@ -228,7 +230,8 @@ class FailureFinder:
 
     def result(self, started: bool, reached: Phase | None, tail: Iterable[str]) -> Failure | None:
         """Return the failure that the log shows, or None."""
-        matches = [*self._first, *self._last]
+        # What happened before a server started did not keep it from starting.
+        matches = [m for m in (*self._first, *self._last) if m.started or not started]
         for match in matches:
             if match.signature is None:
                 match.signature = _rewrapped(match)
@@ -330,7 +333,8 @@ def _typed(best: _Match, known: list[_Match]) -> Failure:
         phase = Phase.BENCH if best.started else best.frame or best.reached
     return Failure(
         type=kind,
-        phase=phase,
+        phase=phase or Phase.START,
+        phase_known=phase is not None,
         numbers=numbers,
         line=best.line,
         text=text.excerpt(best.raw),
@@ -354,7 +358,8 @@ def _out_of_memory(best: _Match, known: list[_Match], numbers: dict[str, int | f
         phase, kind = _where(best, kind)
     return Failure(
         type=kind,
-        phase=phase,
+        phase=phase or Phase.START,
+        phase_known=phase is not None,
         numbers=numbers,
         line=best.line,
         text=text.excerpt(best.raw),
@@ -405,7 +410,8 @@ def _consequence(
     phase = Phase.BENCH if serving else cause.frame or cause.reached
     return Failure(
         type=best.signature.type,
-        phase=phase,
+        phase=phase or Phase.START,
+        phase_known=phase is not None,
         numbers=_numbers(best),
         line=cause.line,
         text=text.excerpt(cause.raw),
@@ -428,9 +434,11 @@ def _unknown(matches: list[_Match], reached: Phase | None, tail: Iterable[str]) 
     """Return a failure of unknown type, with the last lines of the log."""
     causes = [match for match in matches if not _wrapper(match.said)] or matches
     cause = causes[0]
+    phase = Phase.BENCH if cause.started else cause.frame or reached
     return Failure(
         type=UNKNOWN,
-        phase=Phase.BENCH if cause.started else cause.frame or reached,
+        phase=phase or Phase.START,
+        phase_known=phase is not None,
         numbers={},
         line=cause.line,
         text=text.excerpt(cause.raw),

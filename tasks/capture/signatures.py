@@ -346,8 +346,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"User-specified max_model_len \((?P<max_model_len>\d+)\) is greater than the derived",
         R,
         Phase.START,
-        r"max_model_len \([\w.]*=?(?P<derived_max_model_len>\d+)",
-        r"max_position_embeddings=(?P<derived_max_model_len>\d+)",
+        r"derived max_model_len \([\w.]+=(?P<derived_max_model_len>\d+)",
     ),
     _sign(
         "tp_not_divisible",
@@ -396,7 +395,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "quantization_unsupported",
         "uantization",
         r"Unknown quantization method|[Qq]uantization method \w+ is not supported(?! for the)"
-        r"|\w+ quantization is currently not supported|Cannot find the config file for \w+",
+        r"|\w+ quantization is currently not supported|Cannot find the config file for \w+"
+        r"|\S+ is not supported for quantization method",
         R,
         None,
     ),
@@ -404,7 +404,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "architecture_unsupported",
         "odel architecture",
         r"Model architectures? \[.*\] (?:are|is) not supported|Model architectures .*failed to be"
-        r" inspected|has no vLLM implementation",
+        r" inspected|has no vLLM implementation"
+        r"|Model architecture \S+ (?:was supported in vLLM until|is not supported in-tree)",
         R,
         Phase.START,
     ),
@@ -427,8 +428,15 @@ SIGNATURES: tuple[Signature, ...] = (
     _sign(
         "attention_backend_unsupported",
         "ttention backend",
-        r"No valid attention backend found|Selected backend .* is not valid"
-        r"|[Aa]ttention backend \S+ is not supported|Invalid attention backend",
+        r"No valid attention backend found|[Aa]ttention backend \S+ is not supported"
+        r"|Invalid attention backend",
+        R,
+        None,
+    ),
+    _sign(
+        "attention_backend_unsupported",
+        "Selected backend",
+        r"Selected backend \S+ is not valid for",
         R,
         None,
     ),
@@ -481,7 +489,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _sign(
         "mig_uuid_not_supported",
         "MIG-",
-        r"invalid literal for int\(\) with base 10: '(?:MIG|GPU)-",
+        r"invalid literal for int\(\) with base 10: 'MIG-",
         R,
         Phase.START,
     ),
@@ -771,6 +779,15 @@ SIGNATURES: tuple[Signature, ...] = (
         weight=Weight.HINT,
         serving=True,
         any_level=True,
+    ),
+    _sign(
+        "segmentation_fault",
+        "-11",
+        r"Failed core proc\(s\): \{[^}]*: (?P<exit_code>-11)\b|died[^\n]*exit code: ?-11\b",
+        C,
+        None,
+        weight=Weight.HINT,
+        serving=True,
     ),
     _sign(
         "segmentation_fault",

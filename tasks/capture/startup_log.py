@@ -414,7 +414,8 @@ class _Start:
 
     def spoken(self) -> bool:
         """Return True when this start got further than naming its version."""
-        return self.started or self.reached is not None or self.failures.found()
+        begun = self.reached not in (None, Phase.START)
+        return self.started or begun or self.failures.found()
 
 
 class _Parser:
@@ -522,6 +523,7 @@ class _Parser:
                 self._restart()
             if self.start.version is None or not engine:
                 self.start.version = version.group(1)
+            self.start.reached = _further(self.start.reached, Phase.START)
         if "args: " in plain and (found := _ARGUMENTS.search(plain)):
             self.start.command |= arguments.fields(plain[found.end() :])
             self._from_settings(self.start.command, number, line)

@@ -27,6 +27,7 @@ _MONTH = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oc
 _PREFIX = re.compile(
     "|".join(
         (
+            rf"{_DATE} - [\w.]+ - {_NAMED} - ",  # Python's logging as others configure it
             rf"\[?{_DATE}\]?[:,]?\s+(?:std(?:out|err) F )?",  # container runtimes, CI
             r"\[\d\d:\d\d:\d\d\]\s+",
             rf"{_MONTH} +\d+ [\d:]+ \S+ [\w.@/-]+(?:\[\d+\])?:\s",  # journald
@@ -43,7 +44,7 @@ _PREFIX = re.compile(
     )
 )
 _LEVEL = re.compile(
-    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d|:[ \t]{2,}|(?= \[\w+\.py))"
+    rf"\b({_NAMED})(?: \d\d-\d\d \d\d:\d\d:\d\d|:[ \t]{{2,}}|(?= \[\w+\.py|\]| - ))"
 )
 _PROCESS = re.compile(r"\(((?:\w*Worker\w*|EngineCore\w*|DPCoordinator)(?: [^()]{0,80})?)\)")
 _TORCH_RANK = re.compile(r"\[(rank\d+)\]:")
