@@ -184,9 +184,10 @@ def _sync(folder: Path) -> None:
 
 def _add_tables(folder: Path) -> None:
     """Write the samples' Parquet files beside the raw lines and compress the lines."""
-    from tasks.samples import write_tables  # pyarrow: only where a bundle is sealed
+    from tasks import requests, samples  # pyarrow: only where a bundle is sealed
 
-    write_tables(folder)
+    samples.write_tables(folder)
+    requests.write_table(folder)
     for path in sorted((folder / "raw").glob("*.jsonl")):
         packed = path.with_name(path.name + ".gz")
         # No name and no time in the header: equal lines give equal bytes.

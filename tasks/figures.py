@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.canonical import canonical_json
-from warehouse.registry import LOAD_POINT
+from warehouse.registry import EXTREME_OF, GROWTH_OF, PEAK_OF
 
 if TYPE_CHECKING:
     from tasks.rows import Source
@@ -29,23 +29,6 @@ PROCESS_FILE = "raw/process_samples.jsonl.gz"
 GPU_FILE = "raw/gpu_samples.jsonl.gz"
 REPORTS_FILE = "bench/load_points.json"
 
-#: Load point metric -> family whose highest sample it is.
-_PEAKS = {
-    "peak_kv_usage_ratio": "kv_usage_ratio",
-    "peak_requests_running": "requests_running",
-    "peak_requests_waiting": "requests_waiting",
-}
-#: Load point metric -> counter whose growth it is.
-_GROWTHS = {
-    "preemptions": "preemptions_total",
-    "prefix_cache_hits": "prefix_cache_hits_total",
-}
-#: Load point metric -> (column of the requests, which of them).
-_EXTREMES = {
-    "prompt_tokens_min": ("prompt_tokens", "min"),
-    "prompt_tokens_max": ("prompt_tokens", "max"),
-    "output_tokens_max": ("completion_tokens", "max"),
-}
 #: Derived metric -> (column of the requests in seconds, quantile).
 _QUANTILES = {
     "ttft_p50_ms": ("ttft_s", 0.50),
@@ -98,10 +81,11 @@ def load_point_rows(
         window = _window(source, index, requests)
         report = reports.get(index, {})
         points.append(_point(source, index, load, report, window))
-        figures = _measured(window, requests, tables, _where(source, index), report)
+        database = _where(source, index)
+        figures = _measured(window, requests, tables, database, report)
         base: Row = {"run_uuid": source.run_uuid, "load_point": index}
         measured += [base | {"metric": metric} | row for metric, row in figures.items()]
-        statistics = _derived(source, load, window, requests, figures)
+        statistics = _derived(source, load, window, requests, figures, database)
         derived += [base | {"metric": metric} | row for metric, row in statistics.items()]
         checks += [
             base | row
@@ -178,9 +162,9 @@ def _measured(
 ) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     server = tables.get("server_sample")
-    for metric, family in _PEAKS.items():
+    for metric, family in PEAK_OF.items():
         rows[metric] = _peak(window, server, family, SERVER_FILE)
-    for metric, family in _GROWTHS.items():
+    for metric, family in GROWTH_OF.items():
         rows[metric] = _growth(window, server, family)
     processes = _summed(tables.get("process_sample"), "rss_bytes")
     rows["peak_process_rss_bytes"] = _highest(
@@ -193,7 +177,7 @@ def _measured(
         else {"reason": "no GPU was sampled"}
     )
     good = requests.filter(requests["success"])
-    for metric, (column, which) in _EXTREMES.items():
+    for metric, (column, which) in EXTREME_OF.items():
         rows[metric] = _extreme(good, column, which, database)
     rows["window_s"] = (
         _number(
@@ -332,12 +316,13 @@ def _derived(
     window: Window | None,
     requests: pa.Table,
     measured: Mapping[str, Row],
+    database: str,
 ) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     good = requests.filter(requests["success"])
     for metric, (column, quantile) in _QUANTILES.items():
         values = pc.drop_null(good[column])
-        inputs = {"requests": len(values)}
+        inputs: Row = {"requests": len(values), "file": database}
         formula = f"{quantile:g} quantile of {column} over successful requests, linear, x 1000"
         if len(values):
             value = pc.quantile(values, q=quantile, interpolation="linear")[0].as_py() * 1000
@@ -349,7 +334,9 @@ def _derived(
     if tokens is not None and window is not None and window.end_s > window.start_s:
         seconds = window.end_s - window.start_s
         rows["output_tokens_per_s"] = _follows(
-            tokens / seconds, formula, {"output_tokens": tokens, "window_s": seconds}
+            tokens / seconds,
+            formula,
+            {"output_tokens": tokens, "window_s": seconds, "file": database},
         )
     else:
         rows["output_tokens_per_s"] = _follows(None, formula, {}, "no successful request")
@@ -377,12 +364,13 @@ def _bound(source: Source, load: Row, measured: Mapping[str, Row]) -> Row:
     if not prediction or prompt is None or output is None:
         missing = "prediction.json" if not prediction else "served tokens"
         return _follows(None, formula, {}, f"{missing}: not there")
-    inputs = {
+    asked = {
         "prompt_tokens": int(prompt),
         "output_tokens": int(output),
         "parallel": min(load["parallel"], load["number"]),
     }
-    value = peak_usage_bound(prediction, Cell.parse(source.cell), **inputs)
+    inputs: Row = asked | {"file": "prediction.json"}
+    value = peak_usage_bound(prediction, Cell.parse(source.cell), **asked)
     reason = None if value is not None else "the prediction has no block figures"
     return _follows(value, formula, inputs, reason)
 
@@ -440,6 +428,3 @@ def _sampled(window: Window | None, samples: pa.Table | None) -> tuple[str, bool
     edges = np.concatenate(([window.start_s], inside.t_s, [window.end_s]))
     gap = float(np.max(np.diff(edges)))
     return name, gap <= 2.0, f"{len(inside)} samples, largest gap {gap:.3f} s, wanted at most 2 s"
-
-
-assert set(_PEAKS) | set(_GROWTHS) | set(_EXTREMES) | set(_QUANTILES) <= set(LOAD_POINT)

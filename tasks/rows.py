@@ -292,6 +292,8 @@ def _run(source: Source) -> list[Row]:
             "engine_version": cell["pins"].get("engine_version"),
             "image_digest": cell["pins"].get("image_digest"),
             "hardware": _hardware(environment),
+            "target": origin.get("target"),
+            "memsweep_version": origin.get("memsweep_version"),
             "git_commit": origin.get("git_commit"),
             "git_dirty": origin.get("git_dirty"),
             "started_by": origin.get("who"),

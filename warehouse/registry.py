@@ -189,3 +189,21 @@ CACHE_CONFIG: dict[str, str] = {
     "block_size": "attention_block_size_tokens",
     "kv_cache_memory_bytes": "requested_kv_cache_bytes",
 }
+
+#: Peaks of a load point: metric -> sampled family (or column) whose highest sample it is.
+PEAK_OF: dict[str, str] = {
+    "peak_kv_usage_ratio": "kv_usage_ratio",
+    "peak_requests_running": "requests_running",
+    "peak_requests_waiting": "requests_waiting",
+}
+#: Growths over a load point's window: metric -> counter.
+GROWTH_OF: dict[str, str] = {
+    "preemptions": "preemptions_total",
+    "prefix_cache_hits": "prefix_cache_hits_total",
+}
+#: Extremes over a load point's requests: metric -> (column of request, min or max).
+EXTREME_OF: dict[str, tuple[str, str]] = {
+    "prompt_tokens_min": ("prompt_tokens", "min"),
+    "prompt_tokens_max": ("prompt_tokens", "max"),
+    "output_tokens_max": ("completion_tokens", "max"),
+}

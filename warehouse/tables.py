@@ -74,6 +74,8 @@ TABLES: dict[str, dict[str, str]] = {
         "engine_version": "VARCHAR",
         "image_digest": "VARCHAR",
         "hardware": "VARCHAR",
+        "target": "VARCHAR",
+        "memsweep_version": "VARCHAR",
         "git_commit": "VARCHAR",
         "git_dirty": "BOOLEAN",
         "started_by": "VARCHAR",

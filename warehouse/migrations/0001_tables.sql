@@ -103,6 +103,8 @@ CREATE TABLE run (
     engine_version      VARCHAR,
     image_digest        VARCHAR,
     hardware            VARCHAR,
+    target              VARCHAR,
+    memsweep_version    VARCHAR,
     git_commit          VARCHAR,
     git_dirty           BOOLEAN,
     started_by          VARCHAR,
@@ -137,7 +139,9 @@ COMMENT ON COLUMN run.model_revision IS 'pinned revision of the model [-; asked]
 COMMENT ON COLUMN run.engine_version IS 'pinned version of vLLM; what ran is in environment [-; asked]';
 COMMENT ON COLUMN run.image_digest IS 'pinned digest of the image; NULL on the local target [-; asked]';
 COMMENT ON COLUMN run.hardware IS 'GPU name and count, or cpu with its number of cores [-; measured]';
-COMMENT ON COLUMN run.git_commit IS 'commit of memsweep that made the run [-; measured]';
+COMMENT ON COLUMN run.target IS 'local, or the profile of the cluster [-; asked]';
+COMMENT ON COLUMN run.memsweep_version IS 'version of memsweep that made the run [-; measured]';
+COMMENT ON COLUMN run.git_commit IS 'commit of memsweep that made the run; NULL: not run from a checkout [-; measured]';
 COMMENT ON COLUMN run.git_dirty IS 'the checkout had changed or untracked files [-; measured]';
 COMMENT ON COLUMN run.started_by IS 'who started the run [-; measured]';
 COMMENT ON COLUMN run.prefect_flow_run_id IS 'Prefect flow run that made it [-; identity]';

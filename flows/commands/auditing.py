@@ -1,0 +1,148 @@
+"""Commands that prove numbers: ``audit``, ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands.looking import JsonOption, RunArgument
+from flows.output import emit_json, emit_text, print_table, say
+from tasks.home import Home
+from warehouse.errors import CheckFailed
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    app.command("audit", rich_help_panel="Audit")(audit)
+    app.command("verify", rich_help_panel="Audit")(verify)
+
+
+def audit(
+    run: RunArgument,
+    metric: Annotated[
+        str | None, typer.Argument(metavar="[METRIC]", help="none: every number of the run")
+    ] = None,
+    load_point: Annotated[
+        int | None, typer.Option("--load-point", min=0, help="only of this load point")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Follow a number back: raw line, file and hash, manifest, run, operation, pins, code, person.
+
+    Every link is checked; a broken one is named and the command exits with 1.
+
+    Example: `memsweep audit latest kv_cache_size_tokens`
+    """
+    from warehouse.audit import audit as follow
+    from warehouse.connection import open_snapshot
+    from warehouse.lookup import resolve_run
+
+    home = Home.find()
+    with open_snapshot(home.warehouse_snapshot) as connection:
+        chain = follow(
+            connection,
+            home.bundles,
+            resolve_run(connection, run),
+            metric,
+            load_point=load_point,
+        )
+    if json:
+        emit_json(chain.document())
+    else:
+        _print_chain(chain.document())
+    if chain.broken:
+        more = f" (and {len(chain.broken) - 1} more)" if len(chain.broken) > 1 else ""
+        raise CheckFailed(f"run {chain.run_uuid}: broken link: {chain.broken[0]}{more}")
+
+
+def _print_chain(chain: Mapping[str, Any]) -> None:
+    for value in chain["values"]:
+        _print_value(value)
+    operation, environment = chain["operation"], chain["environment"]
+    sweep, code = chain["sweep"], chain["code"]
+    dirty = {True: "dirty", False: "clean", None: "not from a checkout"}[code["git_dirty"]]
+    rows: list[tuple[str, object]] = [
+        ("manifest", f"{chain['manifest']['file']} sha256 {chain['manifest']['sha256']}"),
+        ("run", chain["run_uuid"]),
+        ("outcome", chain["outcome"]),
+        ("operation", f"{operation['file']} sha256 {operation['sha256']}"),
+        ("polyaxon", " / ".join(str(part) for part in operation["polyaxon"].values())),
+        *((name, environment[name]) for name in environment),
+        ("cell", chain["cell"]["cell_key"]),
+        ("setting", chain["cell"]["setting_key"]),
+        ("label", chain["cell"]["label"]),
+        ("sweep", f"{sweep['sweep']} sha256 {sweep['sha256']}, round {sweep['round']}"),
+        ("sweep file", f"{sweep['file']} sha256 {sweep['file_sha256']}"),
+        ("git commit", f"{code['git_commit'] or '–'} ({dirty})"),
+        ("memsweep", code["memsweep_version"]),
+        ("who", chain["started_by"]),
+        ("when", f"{chain['started_at']} to {chain['ended_at']}"),
+        ("prefect flow run", chain["prefect_flow_run_id"]),
+    ]
+    print_table("", ("link", "value"), [row for row in rows if row[1] is not None])
+
+
+def _print_value(value: Mapping[str, Any]) -> None:
+    point = "" if value["load_point"] is None else f", load point {value['load_point']}"
+    number = value["value"]
+    shown = "absent" if number is None else f"{number:,.10g} {value['unit']}".rstrip()
+    emit_text(f"{value['metric']}{point}: {shown} ({value['evidence']})")
+    if value.get("reason"):
+        emit_text(f"  because  {value['reason']}")
+    if value.get("formula"):
+        emit_text(f"  formula  {value['formula']}")
+        inputs = {name: part for name, part in value["inputs"].items() if name != "file"}
+        emit_text(f"  from     {inputs}")
+    if number is not None and value.get("source"):
+        emit_text(f"  {_place(value)}")
+        emit_text(f"  reads    {value['text']}")
+    for line in value.get("raw", []):
+        emit_text(f"  sample   {line}")
+    if value.get("made_at"):
+        emit_text(f"  made at  {value['made_at']}, before the run ({value['kind']})")
+    if value.get("file_sha256"):
+        emit_text(f"  file     {value['file']} sha256 {value['file_sha256']}")
+
+
+def _place(value: Mapping[str, Any]) -> str:
+    kind = {"samples": "tick", "requests": "row"}.get(value["source"], "line")
+    line, end = value["line"], value["line_end"]
+    where = "" if line is None else f" {kind} {line}"
+    if end is not None and end != line:
+        where += f" to {end}"
+    return f"{value['source']:<8} {value['file']}{where}"
+
+
+def verify(json: JsonOption = False) -> None:
+    """Re-hash every file, re-parse every raw text, and list every number that differs.
+
+    Changes and moves nothing; exits with 1 when anything differs.
+
+    Example: `memsweep verify`
+    """
+    from tasks import record
+
+    report = record.verify(Home.find())
+    found = [difference.document() for difference in report.differences]
+    if json:
+        emit_json(
+            {
+                "differences": found,
+                "bundles": report.bundles,
+                "files": report.files,
+                "numbers": report.numbers,
+            }
+        )
+    elif found:
+        print_table(
+            "Differences", ("run", "where", "what"), [list(entry.values()) for entry in found]
+        )
+    if found:
+        first = report.differences[0]
+        raise CheckFailed(
+            f"{len(found)} differences, the first: {first.run_uuid or ''} {first.where}: "
+            f"{first.what}"
+        )
+    say(f"{report.bundles} bundles, {report.files} files, {report.numbers} values: all agree")

@@ -1,0 +1,359 @@
+"""Commands that look at past runs: ``runs``, ``show``, ``query``, ``sql``, ``compare``.
+
+All read the published snapshot, so they never wait for a sweep and no sweep waits for them.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.output import count, emit_json, emit_text, print_table, say
+from tasks.home import Home
+from warehouse.errors import BadInput, CannotFindOut, CheckFailed
+
+JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="CSV on stdout")]
+ParquetOption = Annotated[
+    Path | None, typer.Option("--parquet", metavar="FILE", help="write a Parquet file")
+]
+RowsOption = Annotated[int, typer.Option("--max-rows", min=1, help="rows returned at most")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="seconds a query may take")
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="a UUID, a unique prefix of one, or latest")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add this module's commands."""
+    for name, function in (
+        ("runs", runs),
+        ("show", show),
+        ("query", query),
+        ("sql", sql),
+        ("compare", compare),
+    ):
+        app.command(name, rich_help_panel="Look")(function)
+
+
+def _option(meaning: str) -> Any:
+    return typer.Option(help=meaning)
+
+
+def runs(
+    sweep: Annotated[str | None, _option("of this sweep")] = None,
+    round: Annotated[str | None, _option("of this round")] = None,
+    model: Annotated[str | None, _option("of this model")] = None,
+    outcome: Annotated[str | None, _option("that ended so: ok, refused, oom, ...")] = None,
+    engine: Annotated[str | None, _option("of this engine version")] = None,
+    hardware: Annotated[str | None, _option("on hardware whose name holds this")] = None,
+    cell: Annotated[str | None, _option("of the cell whose key begins so")] = None,
+    setting: Annotated[str | None, _option("of the setting whose key begins so")] = None,
+    since: Annotated[str | None, _option("begun at or after this date or time, UTC")] = None,
+    until: Annotated[str | None, _option("begun before this date or time, UTC")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="the newest so many")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List past runs, newest first.
+
+    Example: `memsweep runs --outcome ok --since 2026-11-01`
+    """
+    from warehouse.connection import open_snapshot
+    from warehouse.lookup import runs as find
+
+    filters = {
+        "sweep": sweep,
+        "round": round,
+        "model": model,
+        "outcome": outcome,
+        "engine": engine,
+        "hardware": hardware,
+        "cell": cell,
+        "setting": setting,
+        "since": since,
+        "until": until,
+    }
+    with open_snapshot(Home.find().warehouse_snapshot) as connection:
+        found = find(connection, filters, limit=limit)
+    if json:
+        emit_json({"runs": found})
+        return
+    columns = ("run_uuid", "sweep", "round", "label", "repeat", "outcome", "phase", "started_at")
+    print_table(f"{len(found)} runs", columns, [[run[name] for name in columns] for run in found])
+
+
+def show(run: RunArgument, json: JsonOption = False) -> None:
+    """Show one run in full: outcome, environment, numbers, load points, checks, files.
+
+    Example: `memsweep show latest`
+    """
+    from warehouse.connection import open_snapshot
+    from warehouse.lookup import resolve_run
+    from warehouse.lookup import show as find
+
+    with open_snapshot(Home.find().warehouse_snapshot) as connection:
+        shown = find(connection, resolve_run(connection, run))
+    if json:
+        emit_json(shown)
+        return
+    _print_facts(f"run {shown['run']['run_uuid']}", shown["run"])
+    _print_facts("environment", (shown["environment"] or [{}])[0], skip=("document",))
+    _print_rows(
+        "measured",
+        shown["measurements"],
+        ("load_point", "metric", "value", "reason", "file", "line"),
+    )
+    _print_rows(
+        "predicted",
+        shown["residuals"],
+        ("load_point", "metric", "kind", "predicted", "measured", "residual", "alarm"),
+    )
+    _print_rows(
+        "derived", shown["derivations"], ("load_point", "metric", "value", "reason", "formula")
+    )
+    _print_rows("checks", shown["validity"], ("load_point", "check_name", "passed", "detail"))
+    _print_rows("failures", shown["failures"], ("type", "phase", "outcome", "line", "text"))
+    _print_rows("phases", shown["phases"], ("phase", "load_point", "start_at", "end_at"))
+    _print_rows("files", shown["artifacts"], ("path", "bytes", "sha256"))
+    _print_facts("rows kept", shown["counts"])
+
+
+def _print_facts(title: str, facts: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:
+    rows = [[k, v] for k, v in facts.items() if v is not None and k not in skip]
+    print_table(title, ("name", "value"), rows)
+
+
+def _print_rows(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if rows:
+        print_table(title, columns, [[_short(row[name]) for name in columns] for row in rows])
+
+
+def _short(value: object) -> object:
+    """Return a number without the noise of its last digits; everything else as it is."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
+    return value
+
+
+def query(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="none: list them")] = None,
+    param: Annotated[
+        list[str] | None, typer.Option("--param", "-p", metavar="NAME=VALUE", help="a parameter")
+    ] = None,
+    json: JsonOption = False,
+    as_csv: CsvOption = False,
+    max_rows: RowsOption = 100_000,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Run a named query, or list them with what they answer and their parameters.
+
+    Example: `memsweep query capacity_by_context_limit -p model=tiny-qwen35`
+    """
+    from warehouse.query import named_queries, run_named
+
+    if name is None:
+        queries = [
+            {
+                "name": entry.name,
+                "description": entry.description,
+                "parameters": [
+                    {"name": p.name, "default": p.default, "meaning": p.meaning}
+                    for p in entry.parameters
+                ],
+            }
+            for entry in named_queries().values()
+        ]
+        if json:
+            emit_json({"queries": queries})
+            return
+        print_table(
+            "Named queries",
+            ("name", "answers", "parameters"),
+            [
+                [q["name"], q["description"], ", ".join(p["name"] for p in q["parameters"])]  # type: ignore[index]
+                for q in queries
+            ],
+        )
+        return
+    given = dict(_pair(text) for text in param or [])
+    result = run_named(
+        Home.find().warehouse_snapshot, name, given, max_rows=max_rows, timeout_s=timeout
+    )
+    _emit(name, result.columns, result.rows, result.truncated, json=json, as_csv=as_csv)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise BadInput(f"--param: got {text!r}, wanted NAME=VALUE")
+    return name, value
+
+
+def sql(
+    statement: Annotated[str | None, typer.Argument(metavar="SQL", help="one SELECT")] = None,
+    where: Annotated[bool, typer.Option("--where", help="print the file to open and end")] = False,
+    json: JsonOption = False,
+    as_csv: CsvOption = False,
+    parquet: ParquetOption = None,
+    max_rows: RowsOption = 100_000,
+    timeout: TimeoutOption = 60.0,
+) -> None:
+    """Run read-only SQL on the published snapshot; no file and no network can be reached from it.
+
+    Example: `memsweep sql "SELECT metric, value FROM measurement WHERE load_point IS NULL"`
+
+    With DuckDB alone: `duckdb -readonly "$(memsweep sql --where)"`
+    """
+    from warehouse.query import run_sql, run_sql_arrow
+
+    snapshot = Home.find().warehouse_snapshot
+    if where:
+        if not snapshot.is_file():
+            raise BadInput(f"{snapshot}: no warehouse is published yet; run a sweep first")
+        emit_json({"snapshot": str(snapshot)}) if json else emit_text(str(snapshot))
+        return
+    if statement is None:
+        raise BadInput("no SQL was given; wanted one SELECT, or --where for the file to open")
+    if parquet is not None:
+        table, cut = run_sql_arrow(snapshot, statement, max_rows=max_rows, timeout_s=timeout)
+        _write_parquet(table, parquet)
+        say(f"{table.num_rows} rows written to {parquet}" + (" (cut)" if cut else ""))
+        return
+    result = run_sql(snapshot, statement, max_rows=max_rows, timeout_s=timeout)
+    _emit("", result.columns, result.rows, result.truncated, json=json, as_csv=as_csv)
+
+
+def _write_parquet(table: Any, path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(table, path, compression="zstd")
+    except OSError as error:
+        raise CannotFindOut(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _emit(
+    title: str,
+    columns: list[str],
+    rows: list[tuple[Any, ...]],
+    truncated: bool,
+    *,
+    json: bool,
+    as_csv: bool,
+) -> None:
+    from warehouse.query import plain
+
+    values = [[plain(value) for value in row] for row in rows]
+    if json:
+        emit_json({"columns": columns, "rows": values, "truncated": truncated})
+    elif as_csv:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(values)
+    else:
+        print_table(title, columns, values)
+    if truncated:
+        say(f"only the first {len(rows)} rows; raise --max-rows for more")
+
+
+def compare(
+    a: Annotated[
+        str | None, typer.Argument(metavar="[A]", help="run, sweep, sweep@round or engine version")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Show cells with prediction and measurement side by side; without arguments the newest round.
+
+    Example: `memsweep compare`
+    """
+    from warehouse.compare import cells, choose
+    from warehouse.connection import open_snapshot
+
+    with open_snapshot(Home.find().warehouse_snapshot) as connection:
+        chosen = choose(connection, a)
+        found = cells(connection, chosen.runs)
+    if json:
+        emit_json({"selection": chosen.document(), "cells": found})
+        return
+    print_table(
+        f"{chosen.title}: predicted / measured at start",
+        ("cell", "outcome", "KV tokens", "blocks", "max concurrency", "residual"),
+        [_cell_row(cell) for cell in found],
+    )
+    print_table(
+        "Load points: measured, with the bound of the peak",
+        (
+            "cell",
+            "prompt",
+            "output",
+            "parallel",
+            "requests",
+            "peak KV usage",
+            "bound",
+            "running",
+            "waiting",
+            "preemptions",
+        ),
+        [_point_row(cell, point) for cell in found for point in cell["load_points"]],
+    )
+    for cell in found:
+        for alarm in cell["alarms"]:
+            point = "" if alarm["load_point"] is None else f" (load point {alarm['load_point']})"
+            say(
+                f"residual: {cell['label']}: {alarm['metric']}{point}: predicted "
+                f"{_short(alarm['predicted'])}, measured {_short(alarm['measured'])}"
+            )
+
+
+def _cell_row(cell: Mapping[str, Any]) -> list[object]:
+    metrics = cell["metrics"]
+    repeat = "" if cell["repeat"] == 1 else f" #{cell['repeat']}"
+    outcome = cell["outcome"] if cell["as_expected"] else f"{cell['outcome']} (unexpected)"
+    if cell["as_expected"] and cell["expect"]:
+        outcome = f"{cell['outcome']} (as expected)"
+    return [
+        f"{cell['label']}{repeat}",
+        outcome,
+        _both(metrics.get("kv_cache_size_tokens"), count),
+        _both(metrics.get("num_gpu_blocks"), count),
+        _both(metrics.get("max_concurrency"), lambda v: None if v is None else f"{v:.2f}x"),
+        "none" if not cell["alarms"] else f"ALARM: {len(cell['alarms'])}",
+    ]
+
+
+def _both(metric: Mapping[str, Any] | None, show: Any) -> str:
+    if metric is None:
+        return "– / –"
+    return f"{show(metric['predicted']) or '–'} / {show(metric['measured']) or '–'}"
+
+
+def _point_row(cell: Mapping[str, Any], point: Mapping[str, Any]) -> list[object]:
+    bound = point["served_peak_bound"]
+    bound = point["predicted_peak_bound"] if bound is None else bound
+    succeeded = count(point["requests_succeeded"])
+    return [
+        cell["label"],
+        point["asked_prompt_tokens"],
+        point["asked_output_tokens"],
+        point["parallel"],
+        f"{succeeded or '–'}/{point['asked_requests']}",
+        _ratio(point["peak_kv_usage_ratio"]) + (" ABOVE" if point["above_bound"] else ""),
+        _ratio(bound),
+        count(point["peak_requests_running"]),
+        count(point["peak_requests_waiting"]),
+        count(point["preemptions"]),
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.5f}"
+
+
+__all__ = ["CheckFailed", "register"]
