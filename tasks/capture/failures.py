@@ -111,6 +111,7 @@ def interesting(line: str) -> bool:
         or "ailed" in line
         or "out of " in line
         or "ied" in line  # died, Tried, denied
+        or "dead" in line
         or "', line " in line
         or '", line ' in line
         or "erminate" in line

@@ -25,7 +25,7 @@ def jsonl(name: str) -> list[dict[str, Any]]:
 CORPUS = jsonl("failures.jsonl")
 TEXTS = jsonl("failure-texts.jsonl")
 GOOD = jsonl("good-logs.jsonl")
-SPLIT: dict[str, list[str]] = json.loads((DATA / "failures-split.json").read_text())
+SPLIT: dict[str, Any] = json.loads((DATA / "failures-split.json").read_text())
 
 #: Records whose text does not say where the memory ran out: their label comes from elsewhere, and
 #: naming a step would be a guess. The type is then plain "oom".
@@ -117,6 +117,9 @@ def test_precision_and_recall(capsys: pytest.CaptureFixture[str]) -> None:
     parts = {
         "write": [r for r in CORPUS if r["id"] in SPLIT["write"]],
         "held back": [r for r in CORPUS if r["id"] in SPLIT["held_back"]],
+        # Found on the web after the patterns were committed; what they scored then is in
+        # failures-split.json (they have been used to improve the patterns since).
+        "looked for afterwards": jsonl("failures-held-back.jsonl"),
     }
     with capsys.disabled():
         for name, records in parts.items():
