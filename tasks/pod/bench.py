@@ -125,6 +125,7 @@ class Bench:
     phases: Phases
     states: list[LoadPointState] = field(default_factory=list)
     imported: bool = False
+    waiting: int | None = None
     failure: str | None = None
     _process: subprocess.Popen[bytes] | None = None
     _starts: int = 0
@@ -155,7 +156,10 @@ class Bench:
         return [state.index for state in self.states if state.state == "skipped"]
 
     def start(self) -> None:
-        """Start a driver for what is pending; it waits for :meth:`go`. Raises ``OSError``."""
+        """Start a driver for what is pending; it waits for :meth:`go` before each load point.
+
+        Raises ``OSError`` when it cannot be started.
+        """
         name = f"{FOLDER}/driver_{self._starts}"
         self._starts, self._read = self._starts + 1, 0
         self._events = self.outputs.path(f"{name}.jsonl")
@@ -166,7 +170,7 @@ class Bench:
             "levels": [self._level(index) for index in self.pending],
         }
         self.outputs.write(f"{name}.json", spec)
-        self.imported, self.failure = False, None
+        self.imported, self.waiting, self.failure = False, None, None
         with self.outputs.path("bench.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -184,7 +188,8 @@ class Bench:
             )
 
     def go(self) -> None:
-        """Let the driver begin."""
+        """Let the driver begin the load point it waits for."""
+        self.waiting = None
         if self._process is not None and self._process.stdin is not None:
             try:
                 self._process.stdin.write(b"go\n")
@@ -273,6 +278,9 @@ class Bench:
 
     def _on_import_failed(self, event: dict[str, object]) -> None:
         self.failure = f"EvalScope cannot be imported: {event.get('error')}"
+
+    def _on_waiting(self, event: dict[str, object]) -> None:
+        self.waiting = _index(event)
 
     def _on_level_start(self, event: dict[str, object]) -> None:
         index = _index(event)

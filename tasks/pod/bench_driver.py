@@ -4,8 +4,9 @@ EvalScope's command line would do, but it tells neither where a warm-up ends nor
 failed (its exit code is 0 with all of them failed), its signal handlers outlive a level, and its
 import takes seconds that fit beside the server's boot. So:
 
-* it imports everything, says ``imported``, and waits for the line ``go`` on standard input; when
-  standard input closes, whoever started it is gone and it ends;
+* it imports everything, says ``imported``, and before each level waits for a line ``go`` on
+  standard input, so that no level begins against a server that has just died; when standard input
+  closes, whoever started it is gone and it ends;
 * levels run in a worker thread, where EvalScope installs no signal handlers; the main thread owns
   signals and deadlines and leaves with ``os._exit``;
 * a hook around one private method marks warm-up and measurement. When that method does not look
@@ -45,6 +46,7 @@ class Driver:
         self._events = Path(spec["events"]).open("a", encoding="utf-8")  # noqa: SIM115 - until exit
         self._lock = threading.Lock()
         self._run: Callable[[dict[str, Any]], Any] | None = None
+        self.turns = threading.Semaphore(0)
         self.level: int | None = None
         self.deadline_s: float | None = None
 
@@ -72,6 +74,8 @@ class Driver:
         """Run every level; one that fails does not lose the others."""
         for level in self._spec["levels"]:
             index = level["index"]
+            self.say("waiting", index=index)
+            self.turns.acquire()
             self.level = index
             self.deadline_s = time.monotonic() + level["limit_s"]
             self.say("level_start", index=index)
@@ -119,21 +123,18 @@ class Driver:
             traceback.print_exc()
 
 
-def wait_for_go(driver: Driver) -> None:
-    """Wait for the line ``go``; leaves the process when standard input closes first."""
-    if sys.stdin.readline().strip() != "go":
-        driver.say("orphaned")
-        os._exit(ORPHANED)
-
-
 def guard(driver: Driver, worker: threading.Thread) -> None:
-    """Wait for the worker; leave at a level's deadline or when whoever started us is gone."""
-    watched = [sys.stdin.fileno()]
+    """Pass each ``go`` on; leave at a level's deadline or when whoever started us is gone."""
+    source = sys.stdin.fileno()
     while worker.is_alive():
-        readable, _, _ = select.select(watched, [], [], 0.1)
-        if readable and not os.read(watched[0], 4096):
-            driver.say("orphaned")
-            os._exit(ORPHANED)
+        readable, _, _ = select.select([source], [], [], 0.1)
+        if readable:
+            data = os.read(source, 4096)
+            if not data:
+                driver.say("orphaned")
+                os._exit(ORPHANED)
+            for _ in range(data.count(b"go\n")):
+                driver.turns.release()
         deadline, level = driver.deadline_s, driver.level
         if deadline is not None and time.monotonic() > deadline:
             driver.say("level_end", index=level, error="deadline of the load point is over")
@@ -156,7 +157,6 @@ def main(argv: list[str]) -> None:
         traceback.print_exc()
         driver.say("import_failed", error=f"{type(failure).__name__}: {failure}")
         os._exit(1)
-    wait_for_go(driver)
     worker = threading.Thread(target=driver.levels, name="levels", daemon=True)
     worker.start()
     guard(driver, worker)

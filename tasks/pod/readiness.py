@@ -82,7 +82,9 @@ class Readiness:
         start = time.monotonic()
         try:
             reply = self.watch.call(
-                lambda: Client(self.port).post("/v1/chat/completions", REQUEST, timeout_s=limit_s),
+                lambda: Client(self.port).post(
+                    "/v1/chat/completions", REQUEST, timeout_s=limit_s + _HEALTH_TIMEOUT_S
+                ),
                 limit_s=limit_s,
                 what="/v1/chat/completions",
             )

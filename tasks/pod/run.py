@@ -44,7 +44,10 @@ _IMPORT_LIMIT_S = 180.0
 #: An interrupted run has little time before whoever interrupted it kills it.
 _INTERRUPTED_STOP_S = 8.0
 _LAST_PAGE_S = 3.0
-_POLL_S = 0.05
+_POLL_S = 0.02
+#: An engine that died fails every request at once. Its API process knows within the first time
+#: (/health is no longer 200) and is gone within the second.
+_DYING_S, _DEAD_S = 0.3, 3.0
 
 
 class Observed(StrEnum):
@@ -227,13 +230,22 @@ class Run:
                 bench.failure = f"EvalScope was not imported within {_IMPORT_LIMIT_S:.0f} s"
                 return bench.failure
             time.sleep(_POLL_S)
-        bench.go()
         while bench.running:
             self._watch.check()
             bench.follow()
+            if bench.waiting is not None:
+                self._before_level(bench.waiting)
+                bench.go()
             time.sleep(_POLL_S)
         bench.end()
         return bench.failure
+
+    def _before_level(self, index: int) -> None:
+        """After a level that went wrong, see first whether the server went with it."""
+        if index > 0 and self._bench.states[index - 1].state != "ok":
+            self._watch.sleep(_DYING_S)
+            if not self._server_answers():
+                self._watch.sleep(_DEAD_S)
 
     def _server_answers(self) -> bool:
         client = Client(self._server.port)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.double import cells
 from tests.double.engine import make_bench, make_engine, make_model
@@ -119,3 +119,11 @@ class PodRun:
                 for event in self.events("phase_start")
             )
         )
+
+
+class MakeRun(Protocol):
+    """The fixture that makes runs which are not started yet."""
+
+    def __call__(self, name: str = ..., **parts: Any) -> PodRun:
+        """Make a run in a folder of its own; ``parts`` are fields of :class:`PodRun`."""
+        ...

@@ -56,7 +56,7 @@ DEFAULTS: dict[str, Any] = {
 STAND_IN = (
     "import signal,sys,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
 )
-ENGINE = "import sys\nsys.stdin.read()\n"
+ENGINE = "import signal,sys\nsignal.signal(signal.SIGTERM, signal.{})\nsys.stdin.read()\n"
 
 
 class Double:
@@ -103,7 +103,8 @@ class Double:
         if self.config["hang_at_boot"]:
             time.sleep(3600)
         self._refuse(pid)
-        self.engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdin=subprocess.PIPE)
+        program = ENGINE.format("SIG_IGN" if self.config["ignore_sigterm"] else "SIG_DFL")
+        self.engine = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         tell(logs.engine_start(self.boot, self.engine.pid))
         tell(logs.pool(self.boot, self.engine.pid))
         worker = self.config["orphan_worker"]

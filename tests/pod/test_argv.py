@@ -1,0 +1,93 @@
+"""The server's command line against a golden, one line an argument."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.pod.argv import FLAGS, child_environment, engine_argv, engine_variables
+from tasks.pod.bench import level_arguments, offsets
+from tasks.pod.inputs import ServerSettings, parse_cell
+from tests.double import cells
+
+GOLDEN = Path(__file__).parent / "golden"
+CELLS: dict[str, dict[str, Any]] = {
+    "argv-dense-16-mib": {},
+    "argv-everything": {
+        "gpu_memory_utilization": 0.85,
+        "kv_cache_memory_bytes": None,
+        "kv_cache_dtype": "fp8",
+        "enable_prefix_caching": True,
+        "enforce_eager": False,
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 2,
+        "block_size": 32,
+        "language_model_only": True,
+        "seed": 7,
+    },
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_argv(name: str) -> None:
+    cell = parse_cell(cells.cell_text(server=CELLS[name]))
+    argv = engine_argv(cell.server, engine=Path("/e/bin/vllm"), model=Path("/m/tiny"), port=8000)
+    assert argv == (GOLDEN / f"{name}.txt").read_text().splitlines()
+
+
+def test_every_setting_has_a_flag() -> None:
+    assert list(FLAGS) != []
+    assert set(FLAGS) == {field.name for field in fields(ServerSettings)}
+
+
+def test_a_child_inherits_a_few_variables_only() -> None:
+    surroundings = {
+        "PATH": "/bin",
+        "HOME": "/home/x",
+        "HF_TOKEN": "secret",
+        "VLLM_API_KEY": "secret",
+        "VLLM_ATTENTION_BACKEND": "X",
+        "PYTHONPATH": "/x",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "http_proxy": "http://proxy",
+        "MEMSWEEP_CELL": "{}",
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
+    got = child_environment(surroundings, {"A": "b"})
+    assert got == {"PATH": "/bin", "HOME": "/home/x", "CUDA_VISIBLE_DEVICES": "1", "A": "b"}
+
+
+def test_the_cpu_engine_stays_in_one_process_and_one_thread() -> None:
+    cpu = engine_variables("cpu", Path("/c"))
+    assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert (cpu["OMP_NUM_THREADS"], cpu["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
+    cuda = engine_variables("cuda", Path("/c"))
+    assert set(cpu) - set(cuda) == {
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "OMP_NUM_THREADS",
+        "VLLM_CPU_OMP_THREADS_BIND",
+    }
+    assert cuda["VLLM_CACHE_ROOT"] == "/c/vllm"
+
+
+def test_evalscopes_arguments() -> None:
+    cell = parse_cell(cells.cell_text(load=[{"prefix_tokens": 64}]))
+    arguments = level_arguments(
+        cell.load[0],
+        index=3,
+        offset=11,
+        url="http://127.0.0.1:8000/v1/chat/completions",
+        model=Path("/m/tiny"),
+        folder=Path("/o/bench"),
+        limit_s=700.0,
+    )
+    lines = [f"{name}={value!r}" for name, value in arguments.items()]
+    assert lines == (GOLDEN / "evalscope-arguments.txt").read_text().splitlines()
+
+
+def test_no_prompt_is_used_twice() -> None:
+    load = parse_cell(cells.cell_text(load=[{"warmup": 2, "number": 8}, {"warmup": 0}, {}])).load
+    assert offsets(load) == [0, 10, 14]
