@@ -27,7 +27,7 @@ LOAD_POINTS = f"{FOLDER}/load_points.json"
 #: EvalScope uses one setting as the total of a level's connection test and of every request.
 MIN_TOTAL_TIMEOUT_S = 600
 _ROWS_A_COMMIT = 8
-_GRACE_S = 5.0
+_GRACE_S = 2.0
 
 
 @dataclass

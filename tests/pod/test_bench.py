@@ -1,0 +1,55 @@
+"""What counts of a level: its rows. EvalScope's exit code is 0 with every request failed."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tasks.pod.bench import LoadPointState, count_rows, verdict
+
+
+def database(path: Path, rows: list[tuple[int, float, float | None]]) -> Path:
+    """Write a result table of (success, start, end) rows."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE result (success, start_time, completed_time)")
+        connection.executemany("INSERT INTO result VALUES (?, ?, ?)", rows)
+    return path
+
+
+def test_rows_are_counted_and_the_window_leaves_out_absent_times(tmp_path: Path) -> None:
+    rows = count_rows(database(tmp_path / "a.db", [(1, 10.0, 12.0), (1, 9.5, 11.0), (0, 0.0, 0.0)]))
+    assert (rows.total, rows.succeeded) == (3, 2)
+    assert (rows.first_start_s, rows.last_end_s) == (9.5, 12.0)
+
+
+def test_an_empty_table_has_no_window(tmp_path: Path) -> None:
+    rows = count_rows(database(tmp_path / "a.db", []))
+    assert (rows.total, rows.succeeded, rows.first_start_s, rows.last_end_s) == (0, 0, None, None)
+
+
+def test_a_database_that_is_not_there_or_not_one_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        count_rows(tmp_path / "absent.db")
+    (tmp_path / "noise.db").write_bytes(b"noise" * 1000)
+    with pytest.raises(sqlite3.DatabaseError):
+        count_rows(tmp_path / "noise.db")
+
+
+@pytest.mark.parametrize(
+    ("sent", "succeeded", "error", "state"),
+    [
+        (4, 4, None, "ok"),
+        (4, 4, "SystemExit: 1", "partial"),
+        (4, 3, None, "partial"),
+        (3, 3, None, "partial"),
+        (5, 4, None, "partial"),
+        (4, 0, None, "failed"),
+        (0, 0, None, "failed"),
+    ],
+)
+def test_ok_needs_every_request(sent: int, succeeded: int, error: str | None, state: str) -> None:
+    point = LoadPointState(0, 4, 42, 0, sent=sent, succeeded=succeeded, error=error)
+    assert verdict(point) == state
