@@ -33,6 +33,8 @@ REPORTS_FILE = "bench/load_points.json"
 _QUANTILES = {
     "ttft_p50_ms": ("ttft_s", 0.50),
     "ttft_p99_ms": ("ttft_s", 0.99),
+    "itl_p50_ms": ("itl_mean_s", 0.50),
+    "itl_p99_ms": ("itl_mean_s", 0.99),
     "latency_p50_ms": ("latency_s", 0.50),
     "latency_p99_ms": ("latency_s", 0.99),
 }

@@ -47,7 +47,7 @@ TABLES: dict[str, dict[str, str]] = {
         "enforce_eager": "BOOLEAN",
         "tensor_parallel_size": "INTEGER",
         "pipeline_parallel_size": "INTEGER",
-        "block_size_tokens": "INTEGER",
+        "block_size_tokens": "BIGINT",
         "setting": "JSON",
         "pins": "JSON",
     },

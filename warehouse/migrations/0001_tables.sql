@@ -48,7 +48,7 @@ CREATE TABLE cell (
     enforce_eager                BOOLEAN,
     tensor_parallel_size         INTEGER,
     pipeline_parallel_size       INTEGER,
-    block_size_tokens            INTEGER,
+    block_size_tokens            BIGINT,
     setting                      JSON NOT NULL,
     pins                         JSON NOT NULL,
     PRIMARY KEY (cell_key)

@@ -1,0 +1,470 @@
+"""Bundles to rows: every number with its source, whole runs, the same content every time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+import tasks.record
+import tasks.rows
+from tasks import record
+from tasks.plan.cell import LoadPoint
+from tests.support.bundle_maker import Ask, Lab, Spec, predicted
+from warehouse import ledger
+from warehouse.connection import open_snapshot, open_writer
+from warehouse.errors import CannotFindOut, CheckFailed
+from warehouse.registry import LOAD_POINT, STARTUP, Outcome, Phase
+from warehouse.store import content_hash, replace_run, row_counts
+
+
+def ask(lab: Lab, sql: str, **parameters: object) -> list[tuple[Any, ...]]:
+    """Return a query's rows from the published snapshot."""
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        return connection.execute(sql, parameters or None).fetchall()
+
+
+def measured(lab: Lab, metric: str, load_point: int | None = None) -> tuple[Any, ...]:
+    """Return (value, reason) of one measurement of the only run."""
+    rows = ask(
+        lab,
+        "SELECT value, reason FROM measurement "
+        "WHERE metric = $metric AND load_point IS NOT DISTINCT FROM $point",
+        metric=metric,
+        point=load_point,
+    )
+    assert len(rows) == 1
+    return rows[0]
+
+
+def live_hash(lab: Lab) -> str:
+    """Return the content hash of the snapshot."""
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        return content_hash(connection)
+
+
+def test_log_line_becomes_a_measurement_with_its_place(lab: Lab) -> None:
+    """The number, the file, the line and its text belong together."""
+    record.ingest(lab.home, [lab.seal()])
+    rows = ask(
+        lab,
+        "SELECT value, source, file, line, text FROM measurement "
+        "WHERE metric = 'kv_cache_size_tokens'",
+    )
+    value, source, file, line, text = rows[0]
+    assert (value, source, file, line) == (975890.0, "log", "server.log", 43)
+    assert text.endswith("GPU KV cache size: 975,890 tokens")
+
+
+def test_effective_configuration_fills_what_no_line_says(lab: Lab) -> None:
+    """Blocks are in no log line of 0.27: they come from cache_config_info, with its line."""
+    record.ingest(lab.home, [lab.seal()])
+    rows = ask(lab, "SELECT value, source, file FROM measurement WHERE metric = 'num_gpu_blocks'")
+    assert rows == [(1638.0, "cache_config_info", "metrics_first.txt")]
+
+
+def test_every_metric_has_a_row_and_absent_ones_a_reason(lab: Lab) -> None:
+    """NULL without a reason, or 0 for absent, would be read as a measurement."""
+    record.ingest(lab.home, [lab.seal()])
+    rows = ask(lab, "SELECT load_point, metric, value, reason FROM measurement")
+    assert {m for p, m, _, _ in rows if p is None} == set(STARTUP)
+    assert {m for p, m, _, _ in rows if p == 0} <= set(LOAD_POINT)
+    assert all((value is None) == (reason is not None) for _, _, value, reason in rows)
+    assert measured(lab, "peak_gpu_used_bytes", 0) == (None, "no GPU was sampled")
+    assert measured(lab, "model_loading_bytes")[0] is None
+    assert measured(lab, "prefix_cache_hits", 0) == (
+        None,
+        "prefix_cache_hits_total was not sampled",
+    )
+
+
+def test_peaks_are_taken_within_the_window_only(lab: Lab) -> None:
+    """The warm-up's burst before the window is not the measurement's peak."""
+    samples = (
+        (1009.9, 0.9, 60.0, 50.0, 0.0),  # warm-up
+        (1011.0, 0.01, 4.0, 1.0, 0.0),
+        (1014.001, 0.8, 50.0, 40.0, 0.0),  # after the last request's end
+    )
+    record.ingest(lab.home, [lab.seal(samples=samples)])
+    assert measured(lab, "peak_kv_usage_ratio", 0) == (0.01, None)
+    assert measured(lab, "peak_requests_running", 0) == (4.0, None)
+    assert measured(lab, "peak_requests_waiting", 0) == (1.0, None)
+
+
+def test_preemptions_are_the_counters_growth_around_the_window(lab: Lab) -> None:
+    """Preemptions before the window do not count, those in it do."""
+    record.ingest(lab.home, [lab.seal()])
+    assert measured(lab, "preemptions", 0) == (2.0, None)
+
+
+def test_counter_that_falls_is_no_number(lab: Lab) -> None:
+    """A restarted server starts counting again: a negative growth is not stored."""
+    samples = ((1009.0, 0.0, 0.0, 0.0, 9.0), (1015.0, 0.0, 0.0, 0.0, 1.0))
+    record.ingest(lab.home, [lab.seal(samples=samples)])
+    value, reason = measured(lab, "preemptions", 0)
+    assert value is None
+    assert "the server restarted" in reason
+    assert measured(lab, "peak_kv_usage_ratio", 0) == (
+        None,
+        "no sample of kv_usage_ratio within the window of 4.000 s",
+    )
+
+
+def test_missed_ticks_are_not_zero(lab: Lab) -> None:
+    """A tick without a value is left out of the peak."""
+    samples = ((1010.5, None, 1.0, 0.0, 0.0), (1012.0, 0.005, 1.0, 0.0, 0.0))
+    record.ingest(lab.home, [lab.seal(samples=samples)])
+    assert measured(lab, "peak_kv_usage_ratio", 0) == (0.005, None)
+
+
+def test_served_tokens_not_asked_ones(lab: Lab) -> None:
+    """512 asked, 518 to 520 served: what was served is recorded and the bound is taken from it."""
+    record.ingest(lab.home, [lab.seal()])
+    assert measured(lab, "prompt_tokens_min", 0) == (518.0, None)
+    assert measured(lab, "prompt_tokens_max", 0) == (520.0, None)
+    ((asked,),) = ask(lab, "SELECT asked_prompt_tokens FROM load_point")
+    assert asked == 512
+    rows = ask(
+        lab,
+        "SELECT value, inputs FROM derivation WHERE metric = 'peak_kv_usage_ratio_bound'",
+    )
+    assert rows[0][0] == pytest.approx(20 / 1637)
+    assert json.loads(rows[0][1])["prompt_tokens"] == 520
+
+
+def test_failed_requests_do_not_count(lab: Lab) -> None:
+    """A failed request has no end: it is counted as failed and moves no statistic."""
+    requests = ((Ask(1010.0, 1012.0), Ask(1010.0, 0.0), Ask(1010.0, 1013.0), Ask(1010.0, 0.0)),)
+    record.ingest(
+        lab.home, [lab.seal(requests=requests, outcome=Outcome.PARTIAL, observed="partial")]
+    )
+    assert measured(lab, "requests_succeeded", 0) == (2.0, None)
+    assert measured(lab, "window_s", 0) == (3.0, None)
+    rows = ask(
+        lab, "SELECT passed, detail FROM validity WHERE check_name = 'all_requests_succeeded'"
+    )
+    assert rows == [(False, "got 2.0, wanted 4")]
+
+
+def test_load_point_that_was_never_reached_has_reasons(lab: Lab) -> None:
+    """A load point after the crash has a row, no window and no numbers."""
+    load = (
+        LoadPoint(parallel=4, number=4, warmup=1),
+        LoadPoint(parallel=16, number=16, warmup=1),
+    )
+    record.ingest(lab.home, [lab.seal(load=load)])
+    assert ask(lab, "SELECT state, window_start_s FROM load_point WHERE load_point = 1") == [
+        ("skipped", None)
+    ]
+    assert measured(lab, "peak_kv_usage_ratio", 1)[1].startswith("the load point was never")
+
+
+def test_statistics_are_derived_not_measured(lab: Lab) -> None:
+    """Quantiles follow from requests; they stand in their own table with their formula."""
+    record.ingest(lab.home, [lab.seal()])
+    rows = ask(lab, "SELECT value, formula FROM derivation WHERE metric = 'latency_p50_ms'")
+    assert rows[0][0] == pytest.approx(2700.0)
+    assert rows[0][1].startswith("0.5 quantile of latency_s")
+    assert not ask(lab, "SELECT 1 FROM measurement WHERE metric = 'latency_p50_ms'")
+
+
+def test_wrong_prediction_shows_as_residual_and_stays_wrong(lab: Lab) -> None:
+    """A prediction is never corrected by what came out."""
+    spec = Spec()
+    wrong = predicted(spec.cell())
+    wrong["values"]["kv_cache_size_tokens"] = 975891
+    wrong["load"][0]["peak_kv_usage_ratio_bound"] = 0.001
+    spec.prediction = wrong
+    record.ingest(lab.home, [lab.seal(spec)])
+    rows = ask(
+        lab,
+        "SELECT metric, predicted, measured, residual, alarm FROM residual WHERE alarm ORDER BY 1",
+    )
+    assert [row[0] for row in rows] == ["kv_cache_size_tokens", "peak_kv_usage_ratio"]
+    assert rows[0][1:] == (975891.0, 975890.0, -1.0, True)
+
+
+def test_printed_digits_are_an_interval(lab: Lab) -> None:
+    """29.78x is printed of 29.7818…: no residual; a prediction of 29.79 would be one."""
+    record.ingest(lab.home, [lab.seal()])
+    rows = ask(
+        lab, "SELECT predicted, residual, alarm FROM residual WHERE metric = 'max_concurrency'"
+    )
+    assert rows[0][0] == pytest.approx(29.781818)
+    assert rows[0][1:] == (0.0, False)
+
+
+def test_refused_start_keeps_its_failure(lab: Lab) -> None:
+    """A cell that fails is a result: typed, with its numbers, its line and no load numbers."""
+    spec = Spec(
+        outcome=Outcome.REFUSED,
+        phase=Phase.KV_CACHE,
+        observed="refused_or_crashed_at_start",
+        log="cpu-0.27.0-kv-cache-larger-than-memory.log",
+        metrics=None,
+        requests=(),
+        samples=(),
+    )
+    record.ingest(lab.home, [lab.seal(spec)])
+    ((outcome, numbers, line, text),) = ask(
+        lab,
+        "SELECT r.outcome, f.numbers, f.line, f.text FROM run r JOIN failure f USING (run_uuid)",
+    )
+    assert outcome == "refused"
+    assert 25769803776 in json.loads(numbers).values()
+    assert "less than requested memory for kv" in text
+    assert "failure in line" in measured(lab, "kv_cache_size_tokens")[1]
+    assert line > 0
+
+
+def test_bundle_with_hardly_anything_is_a_record_too(lab: Lab) -> None:
+    """A run that was lost at once still has a row that says so."""
+    path = lab.seal(
+        outcome=Outcome.LOST,
+        phase=Phase.START,
+        observed=None,
+        log=None,
+        metrics=None,
+        prediction=None,
+        requests=(),
+        samples=(),
+    )
+    report = record.ingest(lab.home, [path])
+    assert report.quarantined == []
+    assert ask(lab, "SELECT outcome FROM run") == [("lost",)]
+    assert measured(lab, "kv_cache_size_tokens") == (None, "the run left no server.log")
+
+
+def test_ingest_twice_is_ingest_once(lab: Lab) -> None:
+    """The second time nothing is read but the manifest."""
+    paths = [lab.seal(), lab.seal(repeat=2)]
+    record.ingest(lab.home, paths)
+    before = live_hash(lab)
+    with (paths[0] / "server.log").open("a") as log:
+        log.write("not read again\n")
+    again = record.ingest(lab.home, paths)
+    assert (len(again.unchanged), again.ingested, again.quarantined) == (2, [], [])
+    assert live_hash(lab) == before
+
+
+def test_newer_parser_replaces_whole_runs(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an older parser go, all of them; other runs stay."""
+    path, other = lab.seal(), lab.seal(repeat=2)
+    record.ingest(lab.home, [path, other])
+    counts = ask(lab, "SELECT count(*) FROM server_sample")
+    monkeypatch.setattr(tasks.record, "PARSER_VERSION", 1000)
+    monkeypatch.setattr(tasks.rows, "PARSER_VERSION", 1000)
+    report = record.ingest(lab.home, [path])
+    assert (len(report.replaced), report.ingested) == (1, [])
+    assert ask(lab, "SELECT count(*) FROM server_sample") == counts
+    assert sorted(ask(lab, "SELECT parser_version FROM run")) == [(1,), (1000,)]
+
+
+def test_flipped_byte_is_quarantined_with_its_reason_and_stops_nothing(lab: Lab) -> None:
+    """One bad bundle: moved aside with the file named; the good ones are stored."""
+    good, bad, last = lab.seal(), lab.seal(repeat=2), lab.seal(repeat=3)
+    log = bad / "server.log"
+    content = bytearray(log.read_bytes())
+    content[100] ^= 1
+    log.write_bytes(content)
+    report = record.ingest(lab.home, [good, bad, last])
+    assert len(report.ingested) == 2
+    assert "server.log: content differs from the manifest" in report.quarantined[0].reason
+    assert not bad.exists()
+    (kept,) = record.reasons(lab.home)
+    assert (kept.path / "bundle" / "server.log").is_file()
+    assert "server.log" in kept.reason
+
+
+def test_rewritten_manifest_is_caught_by_the_ledger(lab: Lab) -> None:
+    """A manifest that was made to fit a changed file is not the one that was sealed."""
+    path = lab.seal()
+    record.ingest(lab.home, [path])
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["outcome"] = "crashed"
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    report = record.ingest(lab.home, [path])
+    assert "the bundle was changed after it was sealed" in report.quarantined[0].reason
+    assert ask(lab, "SELECT outcome FROM run") == [("ok",)]
+
+
+def test_bundle_from_elsewhere_is_copied_here(lab: Lab, tmp_path: Path) -> None:
+    """Audits need the files: a foreign bundle becomes one of ours."""
+    path = lab.seal()
+    elsewhere = tmp_path / "usb" / path.name
+    shutil.move(path, elsewhere)
+    report = record.ingest(lab.home, [elsewhere])
+    assert len(report.ingested) == 1
+    assert (path / "manifest.json").is_file()
+    assert elsewhere.is_dir()
+
+
+def test_wrong_rows_store_nothing(lab: Lab) -> None:
+    """A run is stored whole or not at all, also when it replaces one."""
+    path = lab.seal()
+    record.ingest(lab.home, [path])
+    rows = tasks.rows.parse(path)
+    tables = dict(rows.tables)
+    tables["validity"] = tables["validity"].drop_columns(["detail"])
+    with open_writer(lab.home.warehouse_live) as connection:
+        before = row_counts(connection)
+        with pytest.raises(CannotFindOut, match="validity: columns \\['detail'\\]"):
+            replace_run(connection, rows.run_uuid, tables)
+        assert row_counts(connection) == before
+
+
+def test_content_does_not_depend_on_order_or_number_of_ingests(lab: Lab, tmp_path: Path) -> None:
+    """One by one, all at once, backwards and rebuilt: the same content hash."""
+    comment = {"sweep_text": "# a comment\nname: demo\n"}
+    paths = [lab.seal(), lab.seal(repeat=2, **comment), lab.seal(round="2", sweep="other")]
+    for path in paths:
+        record.ingest(lab.home, [path])
+    one_by_one = live_hash(lab)
+    other = Lab(type(lab.home)(tmp_path / "other"))
+    shutil.copytree(lab.home.bundles, other.home.bundles)
+    record.ingest(other.home, [other.home.bundles / path.name for path in reversed(paths)])
+    assert live_hash(other) == one_by_one
+    assert record.rebuild(lab.home).content_hash == one_by_one
+    assert live_hash(lab) == one_by_one
+
+
+def test_content_hash_sees_every_change(lab: Lab) -> None:
+    """One number or one text changed: another hash; text cannot move between columns unseen."""
+    record.ingest(lab.home, [lab.seal()])
+    with open_writer(lab.home.warehouse_live) as connection:
+        seen = {content_hash(connection)}
+        for change in (
+            "UPDATE server_sample SET kv_usage_ratio = 0.0030001 WHERE tick = 0",
+            "UPDATE run SET message = '1', label = label",
+            "UPDATE run SET message = NULL",
+            "UPDATE cell SET model = model || 'x'",
+            "DELETE FROM event WHERE source = 'polyaxon'",
+        ):
+            connection.execute(change)
+            digest = content_hash(connection)
+            assert digest not in seen, change
+            seen.add(digest)
+
+
+def test_verify_names_every_number_that_differs(lab: Lab) -> None:
+    """A number changed in the warehouse shows with what the raw file says."""
+    path = lab.seal()
+    record.ingest(lab.home, [path], publish=False)
+    with open_writer(lab.home.warehouse_live) as connection:
+        connection.execute("UPDATE measurement SET value = 1 WHERE metric = 'kv_cache_size_tokens'")
+        connection.execute("DELETE FROM server_sample WHERE tick = 1")
+    record.ingest(lab.home, [path])  # publishes what is there
+    found = [(d.where, d.what) for d in record.verify(lab.home).differences]
+    assert found == [
+        ("measurement [-, kv_cache_size_tokens].value", "stored 1.0, the raw files say 975890.0"),
+        ("server_sample [1]", "in the raw files, but not stored"),
+    ]
+
+
+def test_verify_reads_raw_text_not_the_tables_made_from_it(lab: Lab) -> None:
+    """A Parquet file that does not say what its lines say is found, although its hash is right."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    path = lab.seal()
+    samples = pq.read_table(path / "server_samples.parquet")
+    at = samples.schema.get_field_index("requests_running")
+    samples = samples.set_column(at, "requests_running", pc.add(samples["requests_running"], 1.0))
+    pq.write_table(samples, path / "server_samples.parquet")
+    _reseal(path, "server_samples.parquet")
+    record.ingest(lab.home, [path])
+    found = [d.where for d in record.verify(lab.home).differences]
+    assert "server_sample [0].requests_running" in found
+    assert "measurement [0, peak_requests_running].value" in found
+
+
+def _reseal(path: Path, name: str) -> None:
+    from tasks.canonical import sha256_file
+
+    manifest = json.loads((path / "manifest.json").read_text())
+    file = path / name
+    manifest["files"][name] = {"sha256": sha256_file(file), "bytes": file.stat().st_size}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_verify_changes_nothing_and_names_missing_bundles_and_files(lab: Lab) -> None:
+    """A bundle that went, a file that went, a file that came."""
+    gone, cut, whole = lab.seal(), lab.seal(repeat=2), lab.seal(repeat=3)
+    record.ingest(lab.home, [gone, cut, whole])
+    shutil.rmtree(gone)
+    (cut / "cell.json").unlink()
+    (whole / "extra.txt").write_text("x")
+    before = sorted(str(p) for p in lab.home.root.rglob("*"))
+    found = {(d.run_uuid, d.where) for d in record.verify(lab.home).differences}
+    assert (gone.name, "ledger") in found
+    assert (gone.name, "run") in found
+    assert (cut.name, "cell.json") in found
+    assert (whole.name, "extra.txt") in found
+    assert sorted(str(p) for p in lab.home.root.rglob("*")) == before
+
+
+def test_verify_is_silent_when_all_agree(lab: Lab) -> None:
+    """Nothing differs right after an ingest, and everything was looked at."""
+    record.ingest(lab.home, [lab.seal(), lab.seal(repeat=2)])
+    report = record.verify(lab.home)
+    assert report.differences == []
+    assert report.bundles == 2
+    assert report.files > 30
+
+
+def test_rebuild_does_not_need_the_old_file(lab: Lab) -> None:
+    """A damaged warehouse is made anew from the bundles; a bad bundle is reported, not moved."""
+    good, bad = lab.seal(), lab.seal(repeat=2)
+    record.ingest(lab.home, [good])
+    lab.home.warehouse_live.write_bytes(b"junk")
+    (bad / "server.log").write_text("changed")
+    with pytest.raises(CannotFindOut, match="memsweep rebuild"):
+        record.ingest(lab.home, [good])
+    report = record.rebuild(lab.home)
+    assert report.runs == 1
+    assert bad.is_dir()
+    assert "server.log" in report.refused[0].reason
+    assert len(ask(lab, "SELECT 1 FROM run")) == 1
+
+
+def test_ledger_chain_shows_every_tampering(tmp_path: Path) -> None:
+    """A changed, a missing and a cut line each show."""
+    ledger.append(tmp_path, {"a": "1" * 64, "b": "2" * 64})
+    ledger.append(tmp_path, {"b": "2" * 64, "c": "3" * 64})
+    path = tmp_path / ledger.NAME
+    whole = path.read_text()
+    assert ledger.read(tmp_path).problems == []
+    assert ledger.read(tmp_path).length == 3
+    lines = whole.splitlines(keepends=True)
+    for changed in (
+        whole.replace("2" * 64, "4" * 64, 1),
+        lines[0] + lines[2],
+        lines[1] + lines[2],
+        whole[:-20],
+    ):
+        path.write_text(changed)
+        assert ledger.read(tmp_path).problems, changed
+    path.write_text(whole)
+    with pytest.raises(CheckFailed, match="changed after it was sealed"):
+        ledger.append(tmp_path, {"a": "9" * 64})
+    assert path.read_text() == whole
+
+
+def test_stored_types(lab: Lab) -> None:
+    """UUIDs, times and JSON are stored as such, times in UTC."""
+    record.ingest(lab.home, [lab.seal()])
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        kinds = connection.execute(
+            "SELECT typeof(run_uuid), typeof(started_at), typeof(c.setting), "
+            "started_at::VARCHAR FROM run JOIN cell c USING (cell_key)"
+        ).fetchone()
+        stamp = connection.execute(
+            "SELECT sampled_at::VARCHAR FROM server_sample WHERE tick = 1"
+        ).fetchone()
+    assert kinds == ("UUID", "TIMESTAMP", "JSON", "2026-11-29 12:00:01")
+    assert stamp == ("2026-11-29 12:00:10.5",)
+    assert duckdb.__version__
