@@ -7,6 +7,7 @@ and weighed at the end: a cause beats a consequence, and the earliest cause wins
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -103,39 +104,37 @@ _HINTS: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
 )
 
 
-def interesting(line: str) -> bool:
+def may_be_failure(line: str) -> bool:
     """Return True when ``line`` may belong to a failure. Cheap: called for every line of a log."""
     return (
         "rror" in line
         or "xception" in line
         or "ailed" in line
-        or "out of " in line
-        or "ied" in line  # died, Tried, denied
-        or "dead" in line
-        or "', line " in line
         or '", line ' in line
-        or "erminate" in line
+        or "out of " in line
+        or "Tried to allocate" in line
+        or " died" in line
+        or "already dead" in line
+        or "is dead" in line
+        or "terminate" in line
         or "illed" in line
         or "only supported on" in line
         or "No available memory" in line
         or "To serve at least" in line
         or "exceeds available" in line
-        or "exit" in line
-        or "egmentation" in line
+        or "exited with" in line
+        or "exit code" in line
+        or "egmentation fault" in line
         or "imeout" in line
         or "OutOfResources" in line
-        or "ddress already" in line
-        or "No module named" in line
-        or "No space left" in line
+        or "KeyboardInterrupt" in line
         or "oom-kill" in line
         or "/dev/shm" in line
         or "kernel image" in line
         or "hutdown" in line
         or "hutting down" in line
-        or "actor" in line
-        or "not found" in line
-        or "nterrupt" in line
-        or "equired for" in line
+        or "required for" in line
+        or "nccl" in line
     )
 
 
@@ -157,6 +156,10 @@ class FailureFinder:
     def waiting(self) -> bool:
         """True while a match still wants to see the lines after it."""
         return bool(self._open)
+
+    def seen(self) -> bool:
+        """Return True when any line looked like a failure, known or not."""
+        return bool(self._first)
 
     def found(self) -> bool:
         """Return True when a known failure has been seen."""
@@ -185,20 +188,20 @@ class FailureFinder:
         said = text.message(line)
         if not said or self._stopping:
             return
-        level = text.level(line)
         if any(mark in said for mark in _SHUTDOWN):
             self._stopping = started or "Killing local" in said
             return
-        frame = _FRAME.search(said)
-        if frame:
-            self._take_frame(number, frame.group(1) or frame.group(2))
+        if _ECHO.match(said):
+            frame = _FRAME.search(said)
+            if frame:
+                self._take_frame(number, frame.group(1) or frame.group(2))
             return
+        level = text.level(line)
         quiet = level in _QUIET or _NOISE.search(said) is not None
-        signature = _classify(said, started=started, quiet=quiet)
+        classify = _classify if len(said) > _SHORT else _classify_again
+        signature = classify(said, started=started, quiet=quiet)
         exception = not quiet and _EXCEPTION.match(said) is not None
         if signature is None and not exception:
-            return
-        if signature is not None and _ECHO.match(said):
             return
         self._keep(
             _Match(
@@ -248,17 +251,32 @@ class FailureFinder:
         return _unknown(unknown, reached, tail)
 
 
+#: Signatures that can match, by (quiet, started).
+_APPLY = {
+    (quiet, started): tuple(
+        signature
+        for signature in SIGNATURES
+        if (signature.any_level or not quiet) and (signature.serving or not started)
+    )
+    for quiet in (False, True)
+    for started in (False, True)
+}
+#: Messages up to this length are remembered: ranks and tracebacks say the same again and again.
+_SHORT = 400
+
+
 def _classify(said: str, *, started: bool, quiet: bool) -> Signature | None:
     """Return the heaviest signature that ``said`` matches."""
     best: Signature | None = None
-    for signature in SIGNATURES:
+    for signature in _APPLY[quiet, started]:
         if signature.literal not in said or (best and signature.weight <= best.weight):
-            continue
-        if (quiet and not signature.any_level) or (started and not signature.serving):
             continue
         if signature.pattern.search(said):
             best = signature
     return best
+
+
+_classify_again = functools.lru_cache(maxsize=1024)(_classify)
 
 
 def _rewrapped(match: _Match) -> Signature | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tasks.capture import arguments, text, units
-from tasks.capture.failures import Failure, FailureFinder, interesting
+from tasks.capture.failures import Failure, FailureFinder, may_be_failure
 from warehouse.registry import Phase
 
 #: Values of one name that are kept one by one; a log that repeats a start thousands of times must
@@ -371,12 +371,11 @@ _STEPS: tuple[tuple[str, Phase], ...] = (
     ("Available routes are", Phase.READY),
 )
 _STARTED = ("Application startup complete", "Uvicorn running on")
-_HITS = ("Directly load", "Loaded AOT", "loaded AOT compiled", "Directly load the compiled graph")
+_HITS = ("Directly load", "oaded AOT compiled")
 _MISSES = (
     "Cache the graph ",
     "Compiling a graph for",
     "saved AOT compiled function",
-    "Cache the graph of",
 )
 _VERSION = re.compile(
     r"(?:vLLM (?:API server|server|engine) version v?|█ +version v?|LLM engine \(v)"
@@ -397,6 +396,42 @@ def parse(lines: Iterable[str]) -> StartupLog:
     return _Parser().run(lines)
 
 
+def says_something(line: str) -> bool:
+    """Return True when ``line`` may say a value, a setting or a step.
+
+    Called for every line: literals before patterns, and long ones, which are searched faster.
+    """
+    return (
+        "GiB" in line
+        or " took " in line
+        or " takes " in line
+        or " per request: " in line
+        or "KV cache size" in line
+        or " blocks" in line
+        or "attention block size" in line
+        or "mamba page size" in line
+        or "padding layers" in line
+        or "version " in line
+        or "args: " in line
+        or " with config: " in line
+        or "max model len" in line
+        or "Auto-fit max_model_len" in line
+        or "startup complete" in line
+        or "Uvicorn running" in line
+        or "compile" in line
+        or "graph" in line
+        or "Graph" in line
+        or "checkpoint shards" in line
+        or "to load model" in line
+        or "Loading model" in line
+        or " GB" in line
+        or "AOT " in line
+        or "num_gpu_blocks" in line
+        or "routes are" in line
+        or "init engine" in line
+    )
+
+
 @dataclass(slots=True)
 class _Start:
     """What is known about one server start."""
@@ -404,13 +439,21 @@ class _Start:
     values: dict[str, Value] = field(default_factory=dict)
     every: list[Value] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
-    engine: dict[str, object] = field(default_factory=dict)
-    command: dict[str, object] = field(default_factory=dict)
+    settings: list[tuple[bool, str, int, str]] = field(default_factory=list)
     version: str | None = None
     started: bool = False
     cache: Literal["hit", "miss"] | None = None
     reached: Phase | None = None
     failures: FailureFinder = field(default_factory=FailureFinder)
+
+    def add(self, value: Value) -> None:
+        """Keep a value and let it rule where it should."""
+        count = self.counts.get(value.name, 0) + 1
+        self.counts[value.name] = count
+        if count <= KEPT_PER_NAME:
+            self.every.append(value)
+        held = self.values.get(value.name)
+        self.values[value.name] = value if held is None else _ruling(held, value)
 
     def spoken(self) -> bool:
         """Return True when this start got further than naming its version."""
@@ -423,7 +466,7 @@ class _Parser:
 
     def __init__(self) -> None:
         self.start = _Start()
-        self.failed: tuple[_Start, Failure] | None = None
+        self.failed: tuple[_Start, tuple[str, ...]] | None = None
         self.starts = 1
         self.tail: deque[str] = deque(maxlen=2 * TAIL_LINES)
 
@@ -434,36 +477,15 @@ class _Parser:
             if len(line) < 4 and not line.strip():
                 continue
             tail.append(line)
-            # Literals before patterns: nearly all lines of a long log hold none of them.
-            if (
-                "iB" in line
-                or " took " in line
-                or "takes " in line
-                or "oncurrency" in line
-                or "KV cache size" in line
-                or "blocks" in line
-                or "block size" in line
-                or "page size" in line
-                or "padding layers" in line
-                or "ersion " in line
-                or "args" in line
-                or "with config" in line
-                or "max model len" in line
-                or "max_model_len" in line
-                or "startup complete" in line
-                or "Uvicorn running" in line
-                or "ompiled" in line
-                or "raph" in line
-                or "shards:" in line
-                or "oad model" in line
-                or "-memory-utilization" in line
-                or "routes are" in line
-            ):
+            # Most of a long log: requests, throughput, routes. They say nothing about memory.
+            if "HTTP/1." in line or " throughput: " in line or " Route: /" in line:
+                continue
+            if says_something(line):
                 self._value_line(number, line)
             finder = self.start.failures
             if finder.waiting:
                 finder.follow(line)
-            if interesting(line):
+            if may_be_failure(line):
                 finder.feed(
                     number,
                     line,
@@ -493,7 +515,7 @@ class _Parser:
                 value, low, high = _READ[kind](printed)
             except (ValueError, OverflowError):
                 continue
-            self._add(
+            start.add(
                 Value(
                     name=name,
                     value=value,
@@ -506,15 +528,6 @@ class _Parser:
             )
         start.reached = _further(start.reached, form.reached)
 
-    def _add(self, value: Value) -> None:
-        start = self.start
-        count = start.counts.get(value.name, 0) + 1
-        start.counts[value.name] = count
-        if count <= KEPT_PER_NAME:
-            start.every.append(value)
-        held = start.values.get(value.name)
-        start.values[value.name] = value if held is None else _ruling(held, value)
-
     def _settings(self, number: int, plain: str, line: str) -> None:
         version = _VERSION.search(plain) if "ersion" in plain or "engine (v" in plain else None
         if version:
@@ -524,26 +537,17 @@ class _Parser:
             if self.start.version is None or not engine:
                 self.start.version = version.group(1)
             self.start.reached = _further(self.start.reached, Phase.START)
+        if len(self.start.settings) >= _SETTINGS_KEPT:
+            return
         if "args: " in plain and (found := _ARGUMENTS.search(plain)):
-            self.start.command |= arguments.fields(plain[found.end() :])
-            self._from_settings(self.start.command, number, line)
+            self.start.settings.append((False, plain[found.end() :], number, line))
         elif "with config: " in plain and (found := _ENGINE.search(plain)):
-            self.start.engine |= arguments.fields(plain[found.end() :])
-            self._from_settings(self.start.engine, number, line)
-
-    def _from_settings(self, settings: dict[str, object], number: int, line: str) -> None:
-        for key, name in _SETTINGS:
-            value = settings.get(key)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            shown = text.excerpt(line, (at := max(0, line.find(key))), at + 80)
-            self._add(Value(name, value, value, value, number, shown, text.rank(line)))
+            self.start.settings.append((True, plain[found.end() :], number, line))
 
     def _restart(self) -> None:
         """Begin a new start: a container that came back writes on into the same log."""
-        failure = self.start.failures.result(self.start.started, self.start.reached, self.tail)
-        if failure is not None:
-            self.failed = (self.start, failure)
+        if self.start.failures.seen():
+            self.failed = (self.start, tuple(self.tail))
         self.start = _Start()
         self.starts += 1
 
@@ -552,9 +556,11 @@ class _Parser:
         for literal, phase in _STEPS:
             if literal in plain:
                 start.reached = _further(start.reached, phase)
-        if not start.started and any(literal in plain for literal in _STARTED):
+        if not start.started and (_STARTED[0] in plain or _STARTED[1] in plain):
             start.started = True
             start.reached = _further(start.reached, Phase.READY)
+        if "ompil" not in plain and "Cache the graph" not in plain:
+            return
         if any(literal in plain for literal in _MISSES):
             start.cache = "miss"
         elif start.cache is None and any(literal in plain for literal in _HITS):
@@ -564,8 +570,10 @@ class _Parser:
         start = self.start
         failure = start.failures.result(start.started, start.reached, self.tail)
         if failure is None and not start.started and self.failed is not None:
-            start, failure = self.failed
-        settings = start.engine | {k: v for k, v in start.command.items() if v is not None}
+            earlier, ended = self.failed
+            failure = earlier.failures.result(earlier.started, earlier.reached, ended)
+            start = start if failure is None else earlier
+        settings = _settings(start)
         model = settings.get("model") or settings.get("model_tag")
         outcome: LogOutcome = "incomplete"
         if failure is not None:
@@ -574,7 +582,7 @@ class _Parser:
             outcome = "ok"
         return StartupLog(
             values=dict(sorted(start.values.items())),
-            every=start.every,
+            every=sorted(start.every, key=lambda value: value.line),
             failure=failure,
             outcome=outcome,
             vllm_version=start.version,
@@ -586,6 +594,32 @@ class _Parser:
             starts=self.starts,
             lines=count,
         )
+
+
+#: Lines of settings kept of one start: a command line and one configuration per engine.
+_SETTINGS_KEPT = 16
+
+
+def _settings(start: _Start) -> dict[str, object]:
+    """Return a start's settings, the command line's over the engine's, and add them as values.
+
+    A line that says a value itself rules over a setting, whichever came first.
+    """
+    engine: dict[str, object] = {}
+    command: dict[str, object] = {}
+    said = dict(start.values)
+    for is_engine, printed, number, line in start.settings:
+        found = arguments.fields(printed)
+        (engine if is_engine else command).update(found)
+        for key, name in _SETTINGS:
+            value = found.get(key)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            at = max(0, line.find(key))
+            shown = text.excerpt(line, at, at + 80)
+            start.add(Value(name, value, value, value, number, shown, text.rank(line)))
+    start.values.update(said)
+    return engine | {key: value for key, value in command.items() if value is not None}
 
 
 #: Settings that are values too: what the engine was started with, where no line of its own says it.

@@ -18,6 +18,8 @@ LINE_LIMIT = 65_536
 TEXT_LIMIT = 600
 
 _ANSI = re.compile(r"(?:\x1b|#033|\^\[|\\u001b|\\x1b)\[[0-9;:?]*[A-Za-z]")
+#: The escape character as journald, terminals and JSON write it.
+_ESCAPED = ("#033[", "^[[", "\\u001b[", "\\x1b[")
 _BOX = " \t\r\n│|┃║\ufeff"
 
 _DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?"
@@ -53,7 +55,7 @@ _PID = re.compile(r"\s*,?\s*\b(?:pid=\d+|ip=[\d.]+)")
 
 def uncoloured(line: str) -> str:
     """Return ``line`` without terminal colours, carriage returns and box characters around it."""
-    if "\x1b" in line or "[" in line:
+    if "\x1b" in line or any(mark in line for mark in _ESCAPED):
         line = _ANSI.sub("", line)
     if "\r" in line:
         line = line.replace("\r", " ")
