@@ -1,0 +1,195 @@
+"""Starting, finding and ending services, with small programs in the servers' place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tasks.home import Home
+from tasks.launch import files, processes, services
+from warehouse.errors import BadInput, ServiceDown
+
+#: A server that answers 200 to everything, with a child as a real one may have.
+SERVER = """
+import http.server, subprocess, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+SUPERVISOR = """
+import json, os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+pathlib.Path(sys.argv[1]).write_text(json.dumps({"pid": os.getpid()}))
+time.sleep(60)
+"""
+BROKEN = "import sys; sys.exit('no such database')"
+
+
+@pytest.fixture
+def programs(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Put small programs in the services' place; end what a failed test has left."""
+    code = {"prefect": SERVER, "polyaxon": SERVER, "supervisor": SUPERVISOR}
+
+    def command(home: Home, name: str, port: int | None) -> list[str]:
+        ready = home.services / "supervisor" / "ready.json"
+        argument = str(port) if port is not None else str(ready)
+        return [sys.executable, "-c", code[name], argument]
+
+    monkeypatch.setattr(services, "_command", command)
+    yield code
+    for name in services.NAMES:
+        entry = services._entry(home, name)
+        if entry is not None:
+            processes.end(entry.members, grace_s=0.1)
+
+
+def quiet(_text: str) -> None:
+    """Take progress and say nothing."""
+
+
+def pids(home: Home) -> dict[str, int | None]:
+    return {one.name: one.pid for one in services.status(home)}
+
+
+@pytest.mark.usefixtures("programs")
+def test_up_is_idempotent_and_down_leaves_nothing(home: Home) -> None:
+    first = services.up(home, progress=quiet)
+    before = pids(home)
+    assert {one.state for one in services.status(home)} == {"up"}
+    assert services.up(home, progress=quiet) == first == services.endpoints(home)
+    assert pids(home) == before
+    entries = [services._entry(home, name) for name in services.NAMES]
+    assert len([e for e in entries if e and len(e.members()) == 2]) == 2, "servers have a child"
+    told = services.down(home)
+    assert [line.partition(":")[0] for line in told] == ["supervisor", "polyaxon", "prefect"]
+    for entry in entries:
+        assert entry is not None
+        assert entry.members() == []
+        assert entry.port is None or not processes.is_listening(entry.port)
+    assert {one.state for one in services.status(home)} == {"down"}
+    assert services.down(home) == []
+
+
+@pytest.mark.usefixtures("programs")
+def test_services_are_in_sessions_of_their_own_and_nobodys_children(home: Home) -> None:
+    services.up(home, progress=quiet)
+    for pid in pids(home).values():
+        assert pid is not None
+        process = processes.read(pid)
+        assert process is not None
+        assert process.sid == pid != os.getsid(0)
+        assert process.ppid != os.getpid()
+    services.down(home)
+
+
+@pytest.mark.usefixtures("programs")
+def test_two_at_once_start_each_service_once(home: Home) -> None:
+    found: list[services.Endpoints] = []
+    calls = [
+        threading.Thread(target=lambda: found.append(services.up(home, progress=quiet)))
+        for _ in range(3)
+    ]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(30)
+    assert len(found) == 3
+    assert len(set(found)) == 1
+    services.down(home)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_dead_service_comes_back_on_its_port(home: Home) -> None:
+    ends = services.up(home, progress=quiet)
+    before = pids(home)
+    assert services.keep_alive(home) == []
+    assert before["polyaxon"] is not None
+    os.kill(before["polyaxon"], signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while services.status(home)[1].state != "down":
+        assert time.monotonic() < deadline
+    assert services.keep_alive(home) == ["polyaxon"]
+    assert services.up(home, progress=quiet) == ends
+    after = pids(home)
+    assert after["polyaxon"] != before["polyaxon"]
+    assert after["prefect"] == before["prefect"]
+    services.down(home)
+    assert services.keep_alive(home) == [], "what was ended on purpose stays down"
+
+
+@pytest.mark.usefixtures("programs")
+def test_ports_stay_the_same_from_one_start_to_the_next(home: Home) -> None:
+    first = services.up(home, progress=quiet)
+    services.down(home)
+    assert services.up(home, progress=quiet) == first
+    services.down(home)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_busy_port_that_was_asked_for_is_bad_input_and_starts_nothing(home: Home) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(BadInput, match=f"port {port} asked for prefect is busy"):
+            services.up(home, ports=services.Ports(prefect=port), progress=quiet)
+    assert {one.state for one in services.status(home)} == {"down"}
+    ends = services.up(home, ports=services.Ports(prefect=port), progress=quiet)
+    assert ends.prefect_api_url == f"http://127.0.0.1:{port}/api"
+    with pytest.raises(BadInput, match=f"already runs on port {port}"):
+        services.up(home, ports=services.Ports(prefect=processes.free_port()), progress=quiet)
+    services.down(home)
+
+
+def test_a_recorded_port_that_others_took_is_left_to_them(
+    home: Home, programs: dict[str, str]
+) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        taken = busy.getsockname()[1]
+        files.write_json(home.services / "ports.json", {"prefect": taken, "polyaxon": taken})
+        ends = services.up(home, progress=quiet)
+        assert str(taken) not in ends.polyaxon_host + ends.prefect_api_url
+        assert programs
+        services.down(home)
+
+
+def test_a_service_that_ends_while_starting_is_told_with_its_last_words(
+    home: Home, programs: dict[str, str]
+) -> None:
+    programs["prefect"] = BROKEN
+    with pytest.raises(ServiceDown, match=r"prefect ended while starting: no such database.*log"):
+        services.up(home, progress=quiet)
+    programs["prefect"] = SERVER
+    services.up(home, progress=quiet)
+    services.down(home)
+
+
+def test_without_its_environment_the_polyaxon_server_is_bad_input(home: Home) -> None:
+    with pytest.raises(BadInput, match="memsweep setup"):
+        services._command(home, "polyaxon", 1)
+
+
+def test_a_state_of_another_boot_is_no_running_service(home: Home) -> None:
+    mine = processes.read(os.getpid())
+    assert mine is not None
+    entry = {
+        "name": "prefect", "pid": mine.pid, "start_ticks": mine.start_ticks, "sid": mine.sid,
+        "port": 1, "log": str(Path("log")), "boot_id": "another", "started_at": "",
+        "polyaxon_host": "",
+    }  # fmt: skip
+    files.write_json(home.services / "prefect" / "state.json", entry)
+    assert services.status(home)[0].state == "down"
+    assert services.down(home) == [], "and nothing of this boot is ended"

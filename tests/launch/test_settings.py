@@ -1,0 +1,63 @@
+"""The environment of every process the project starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tasks.home import Home
+from tasks.launch import settings
+
+SERVICES = ["prefect", "polyaxon", "supervisor"]
+
+
+def every_block(home: Home) -> list[dict[str, str]]:
+    blocks = [
+        settings.service_environment(home, name, polyaxon_host="http://x") for name in SERVICES
+    ]
+    return [*blocks, settings.run_environment(home)]
+
+
+def test_nothing_is_passed_on_that_is_not_on_the_list(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere/else")
+    monkeypatch.setenv("MEMSWEEP_RUN_UUID", "outer")
+    for block in every_block(home):
+        assert {
+            "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV",
+            "MEMSWEEP_RUN_UUID",
+        }.isdisjoint(block)  # fmt: skip
+        assert block.get("PYTHONPATH") != "/somewhere/else"
+        assert "PATH" in block
+        assert block["HOME"].startswith(str(home.root)), "nothing is written to the user's home"
+
+
+def test_server_supervisor_and_client_share_the_same_roots(home: Home) -> None:
+    server = settings.service_environment(home, "polyaxon", polyaxon_host="http://x")
+    worker = settings.service_environment(home, "supervisor", polyaxon_host="http://x")
+    client = settings.client_environment(home, prefect_api_url="http://p", polyaxon_host="http://x")
+    for name in ("POLYAXON_ARTIFACTS_ROOT", "POLYAXON_CONTEXT_ROOT", "POLYAXON_ARCHIVES_ROOT"):
+        assert server[name] == worker[name] == client[name]
+        assert server[name].startswith(str(home.root))
+    assert server["POLYAXON_ARCHIVES_ROOT"] != server["POLYAXON_ARTIFACTS_ROOT"]
+    assert worker["POLYAXON_HOST"] == client["POLYAXON_HOST"] == "http://x"
+
+
+def test_the_servers_database_loses_no_write(home: Home) -> None:
+    server = settings.service_environment(home, "polyaxon", polyaxon_host="http://x")
+    options = json.loads(server["POLYAXON_DB_OPTIONS"])
+    assert options["transaction_mode"] == "IMMEDIATE"
+    assert "journal_mode=WAL" in options["init_command"]
+
+
+def test_prefect_keeps_leases_on_disk_and_sends_nothing_home(home: Home) -> None:
+    server = settings.service_environment(home, "prefect", polyaxon_host="http://x")
+    assert server["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+    assert server["DO_NOT_TRACK"] == "1"
+    assert server["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"].endswith("filesystem")
+    assert server["PREFECT_HOME"].startswith(str(home.root))
+    assert "PREFECT_API_URL" not in server, "a server with it takes itself for a client"
