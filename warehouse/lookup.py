@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from warehouse.errors import BadInput
 from warehouse.query import plain
+from warehouse.tables import TABLES
 
 if TYPE_CHECKING:
     import duckdb
@@ -167,3 +168,56 @@ def show(connection: duckdb.DuckDBPyConnection, run_uuid: str) -> dict[str, Any]
         {"run": run_uuid},
     )[0]
     return shown
+
+
+def under(connection: duckdb.DuckDBPyConnection, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the runs measured under a configuration, newest first: the audit backwards.
+
+    Names are columns of ``run``, ``environment`` or ``cell``, settings as vLLM names them
+    (``max_model_len``), or pins; values are compared as text. Raises :class:`BadInput` for a name
+    that no run has.
+    """
+    places = _places(connection)
+    conditions, bound = [], {}
+    for number, (name, value) in enumerate(wanted.items()):
+        if name not in places:
+            raise BadInput(
+                f"--config: {name!r} is no setting, pin or fact of a run, wanted one of: "
+                f"{', '.join(sorted(places))}"
+            )
+        texts = " OR ".join(f"lower({place}) = lower($v{number})" for place in places[name])
+        conditions.append(f"({texts})")
+        bound[f"v{number}"] = value
+    return records(
+        connection,
+        f"SELECT {', '.join(f'r.{key}' for key in RUN_KEYS)}, "
+        "(SELECT count(*) FROM measurement m WHERE m.run_uuid = r.run_uuid "
+        "AND m.value IS NOT NULL) AS measurements "
+        "FROM run r JOIN cell c ON c.cell_key = r.cell_key "
+        "LEFT JOIN environment e ON e.run_uuid = r.run_uuid "
+        f"WHERE {' AND '.join(conditions) or 'true'} "
+        "ORDER BY r.started_at DESC NULLS LAST, r.run_uuid",
+        bound,
+    )
+
+
+def _places(connection: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Return where each name of a configuration stands, as SQL text.
+
+    Only names that the tables or the stored settings have themselves are put into SQL; names of
+    settings are checked to be plain.
+    """
+    places: dict[str, list[str]] = {}
+    for alias, table in (("r", "run"), ("c", "cell"), ("e", "environment")):
+        for column, kind in TABLES[table].items():
+            if kind != "JSON":
+                places.setdefault(column, []).append(f"{alias}.{column}::VARCHAR")
+    rows = connection.execute(
+        "SELECT DISTINCT unnest(json_keys(setting, '$.server')), '$.server' FROM cell "
+        "UNION SELECT DISTINCT unnest(json_keys(pins)), '$' FROM cell"
+    ).fetchall()
+    for name, path in rows:
+        if re.fullmatch(r"[a-z0-9_]+", name):
+            column = "c.setting" if path == "$.server" else "c.pins"
+            places.setdefault(name, []).append(f"json_extract_string({column}, '{path}.{name}')")
+    return places

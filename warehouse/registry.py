@@ -108,8 +108,12 @@ LOAD_POINT: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("peak_kv_usage_ratio", "ratio", "highest sampled KV usage", "load_point"),
-        Metric("peak_kv_usage_ratio_bound", "ratio",
-               "highest KV usage that the requests served can reach", "load_point"),
+        Metric(
+            "peak_kv_usage_ratio_bound",
+            "ratio",
+            "highest KV usage that the requests served can reach",
+            "load_point",
+        ),
         Metric("peak_requests_running", "requests", "most requests running at once", "load_point"),
         Metric("peak_requests_waiting", "requests", "most requests waiting at once", "load_point"),
         Metric("preemptions", "count", "preemptions within the window", "load_point"),
@@ -123,10 +127,15 @@ LOAD_POINT: dict[str, Metric] = {
         Metric("output_tokens_per_s", "tokens/s", "output tokens over the window", "load_point"),
         Metric("ttft_p50_ms", "ms", "median time to first token", "load_point"),
         Metric("ttft_p99_ms", "ms", "99th percentile of time to first token", "load_point"),
-        Metric("itl_p50_ms", "ms", "median over requests of the mean time between chunks",
-               "load_point"),
-        Metric("itl_p99_ms", "ms", "99th percentile over requests of the mean time between chunks",
-               "load_point"),
+        Metric(
+            "itl_p50_ms", "ms", "median over requests of the mean time between chunks", "load_point"
+        ),
+        Metric(
+            "itl_p99_ms",
+            "ms",
+            "99th percentile over requests of the mean time between chunks",
+            "load_point",
+        ),
         Metric("latency_p50_ms", "ms", "median request latency", "load_point"),
         Metric("latency_p99_ms", "ms", "99th percentile of request latency", "load_point"),
         Metric(

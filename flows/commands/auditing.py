@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.looking import JsonOption, RunArgument
+from flows.commands.looking import JsonOption, pair
 from flows.output import emit_json, emit_text, print_table, say
 from tasks.home import Home
-from warehouse.errors import CheckFailed
+from warehouse.errors import BadInput, CheckFailed
 
 
 def register(app: typer.Typer) -> None:
@@ -20,21 +20,55 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    run: RunArgument,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="a UUID, a unique prefix of one, or latest"),
+    ] = None,
     metric: Annotated[
         str | None, typer.Argument(metavar="[METRIC]", help="none: every number of the run")
     ] = None,
     load_point: Annotated[
         int | None, typer.Option("--load-point", min=0, help="only of this load point")
     ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config", metavar="NAME=VALUE", help="instead of RUN: what was measured under this"
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Follow a number back: raw line, file and hash, manifest, run, operation, pins, code, person.
 
-    Every link is checked; a broken one is named and the command exits with 1.
+    Every link is checked; a broken one is named and the command exits with 1. With --config it
+    goes the other way: from a setting or a pin to the runs measured under it.
 
     Example: `memsweep audit latest kv_cache_size_tokens`
     """
+    if (run is None) == (not config):
+        raise BadInput("wanted either RUN or --config NAME=VALUE")
+    if run is None:
+        _audit_config(config or [], json=json)
+    else:
+        _audit_run(run, metric, load_point, json=json)
+
+
+def _audit_config(config: list[str], *, json: bool) -> None:
+    from warehouse.connection import open_snapshot
+    from warehouse.lookup import under
+
+    wanted = dict(pair("--config", text) for text in config)
+    with open_snapshot(Home.find().warehouse_snapshot) as connection:
+        found = under(connection, wanted)
+    if json:
+        emit_json({"runs": found})
+        return
+    columns = ("run_uuid", "sweep", "round", "label", "outcome", "started_at", "measurements")
+    title = f"{len(found)} runs with {' '.join(config)}"
+    print_table(title, columns, [[run[name] for name in columns] for run in found])
+
+
+def _audit_run(run: str, metric: str | None, load_point: int | None, *, json: bool) -> None:
     from warehouse.audit import audit as follow
     from warehouse.connection import open_snapshot
     from warehouse.lookup import resolve_run

@@ -182,17 +182,18 @@ def query(
             ],
         )
         return
-    given = dict(_pair(text) for text in param or [])
+    given = dict(pair("--param", text) for text in param or [])
     result = run_named(
         Home.find().warehouse_snapshot, name, given, max_rows=max_rows, timeout_s=timeout
     )
     _emit(name, result.columns, result.rows, result.truncated, json=json, as_csv=as_csv)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(option: str, text: str) -> tuple[str, str]:
+    """Read ``NAME=VALUE``; raises :class:`BadInput` for anything else."""
     name, found, value = text.partition("=")
     if not found or not name:
-        raise BadInput(f"--param: got {text!r}, wanted NAME=VALUE")
+        raise BadInput(f"{option}: got {text!r}, wanted NAME=VALUE")
     return name, value
 
 
@@ -265,20 +266,61 @@ def _emit(
 
 def compare(
     a: Annotated[
-        str | None, typer.Argument(metavar="[A]", help="run, sweep, sweep@round or engine version")
+        str | None,
+        typer.Argument(metavar="[A]", help="run, sweep, sweep@round or engine version"),
+    ] = None,
+    b: Annotated[str | None, typer.Argument(metavar="[B]", help="what to compare A with")] = None,
+    unlike: Annotated[
+        bool, typer.Option("--unlike", help="compare what sets of other settings share")
+    ] = False,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-on",
+            metavar="RULE",
+            help="exit 1 when it holds: METRIC>5%, METRIC<-1%, METRIC!=0, outcome, alarms",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show cells with prediction and measurement side by side; without arguments the newest round.
+    """Show cells with prediction and measurement, or two sets of runs against each other.
 
-    Example: `memsweep compare`
+    No argument: the newest round. One: its cells side by side. Two: cells are aligned by setting;
+    what differs in pins and settings comes first, then every change with its confidence interval
+    over repeats, or how large a change would have shown.
+
+    Example: `memsweep compare 0.27.0 0.32.0 --fail-on "kv_cache_size_tokens<-1%"`
     """
-    from warehouse.compare import cells, choose
+    from warehouse.compare import choose
     from warehouse.connection import open_snapshot
+    from warehouse.difference import compare as differ
+    from warehouse.difference import parse_rule
 
+    if b is None and (fail_on or unlike):
+        raise BadInput("--fail-on and --unlike need two sets: memsweep compare A B")
+    rules = [parse_rule(text) for text in fail_on or []]
     with open_snapshot(Home.find().warehouse_snapshot) as connection:
         chosen = choose(connection, a)
-        found = cells(connection, chosen.runs)
+        if b is None:
+            _show_cells(connection, chosen, json=json)
+            return
+        found = differ(connection, chosen, choose(connection, b), unlike=unlike, rules=rules)
+    if json:
+        emit_json(found)
+    else:
+        _print_differences(found)
+    if found["broken_rules"]:
+        first = found["broken_rules"][0]
+        raise CheckFailed(
+            f"{len(found['broken_rules'])} times a --fail-on rule holds, the first: "
+            f"{first['rule']}: {first['label']}: {first['what']}"
+        )
+
+
+def _show_cells(connection: Any, chosen: Any, *, json: bool) -> None:
+    from warehouse.compare import cells
+
+    found = cells(connection, chosen.runs)
     if json:
         emit_json({"selection": chosen.document(), "cells": found})
         return
@@ -310,6 +352,48 @@ def compare(
                 f"residual: {cell['label']}: {alarm['metric']}{point}: predicted "
                 f"{_short(alarm['predicted'])}, measured {_short(alarm['measured'])}"
             )
+
+
+def _print_differences(found: Mapping[str, Any]) -> None:
+    emit_text(f"A: {found['a']['title']}")
+    emit_text(f"B: {found['b']['title']}")
+    print_table(
+        "What differs",
+        ("name", "A", "B"),
+        [[c["name"], ", ".join(c["a"]), ", ".join(c["b"])] for c in found["configuration"]],
+    )
+    for side in ("a", "b"):
+        for label in found[f"only_{side}"]:
+            say(f"only in {side.upper()}: {label}")
+    rows = []
+    for cell in found["cells"]:
+        if set(cell["outcomes_a"]) != set(cell["outcomes_b"]):
+            before, after = ", ".join(cell["outcomes_a"]), ", ".join(cell["outcomes_b"])
+            rows.append([cell["label"], "outcome", before, after, None, "different"])
+        rows += [_effect_row(cell["label"], m) for m in cell["metrics"] if m["verdict"] != "equal"]
+    print_table(
+        "Numbers that are not equal: mean over repeats",
+        ("cell", "metric", "A", "B", "change", "verdict"),
+        rows,
+    )
+    equal = sum(m["verdict"] == "equal" for cell in found["cells"] for m in cell["metrics"])
+    say(f"{equal} numbers are equal in all repeats")
+
+
+def _effect_row(label: str, row: Mapping[str, Any]) -> list[object]:
+    point = "" if row["load_point"] is None else f" [{row['load_point']}]"
+    change = f"{row['difference']:+.4g}"
+    if row["relative"] is not None:
+        change += f" ({row['relative']:+.1%})"
+    verdict = str(row["verdict"])
+    if row["verdict"] == "different" and row["low"] != row["high"]:
+        verdict += f", 95 % interval {row['low']:+.4g} to {row['high']:+.4g}"
+    elif row["verdict"] == "not significant":
+        verdict += f", would show from {row['detectable']:.4g}"
+    elif row["verdict"] == "unknown":
+        verdict += f": {row['n_a']} and {row['n_b']} repeats give no noise to go by"
+    a, b = _short(row["mean_a"]), _short(row["mean_b"])
+    return [label, f"{row['metric']}{point}", a, b, change, verdict]
 
 
 def _cell_row(cell: Mapping[str, Any]) -> list[object]:
@@ -354,6 +438,3 @@ def _point_row(cell: Mapping[str, Any], point: Mapping[str, Any]) -> list[object
 
 def _ratio(value: float | None) -> str:
     return "–" if value is None else f"{value:.5f}"
-
-
-__all__ = ["CheckFailed", "register"]

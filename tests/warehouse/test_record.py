@@ -319,8 +319,12 @@ def test_wrong_rows_store_nothing(lab: Lab) -> None:
 
 def test_content_does_not_depend_on_order_or_number_of_ingests(lab: Lab, tmp_path: Path) -> None:
     """One by one, all at once, backwards and rebuilt: the same content hash."""
-    comment = {"sweep_text": "# a comment\nname: demo\n"}
-    paths = [lab.seal(), lab.seal(repeat=2, **comment), lab.seal(round="2", sweep="other")]
+    commented = "# a comment\nname: demo\n"
+    paths = [
+        lab.seal(),
+        lab.seal(repeat=2, sweep_text=commented),
+        lab.seal(round="2", sweep="other"),
+    ]
     for path in paths:
         record.ingest(lab.home, [path])
     one_by_one = live_hash(lab)
