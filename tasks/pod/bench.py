@@ -1,7 +1,9 @@
 """The run's side of the load: starts the driver, follows its events, counts what succeeded.
 
 Neither EvalScope's exit code nor its summary is evidence: it returns 0 with every request failed
-and writes sentinels (-1, 0.0) into the summary. What counts are the rows of its database.
+and writes sentinels (-1, 0.0) into the summary. Nor is its column ``success``: an engine that dies
+ends every stream with an error event under status 200, and all of them are called successful (seen
+with 1.9.1 and vLLM 0.27.0). What counts are rows with every token that was asked for.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-import time
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +33,10 @@ _GRACE_S = 2.0
 
 @dataclass
 class LoadPointState:
-    """What became of one load point; ``sent`` and ``succeeded`` are rows of the database."""
+    """What became of one load point; ``sent`` and ``succeeded`` count rows of the database.
+
+    ``succeeded`` counts whole answers only, see :func:`count_rows`.
+    """
 
     index: int
     asked: int
@@ -77,7 +81,7 @@ def level_arguments(
         "min_prompt_length": point.prompt_tokens,
         "max_prompt_length": point.prompt_tokens,
         "prefix_length": point.prefix_tokens,
-        "min_tokens": point.output_tokens,
+        "min_tokens": point.output_tokens if point.ignore_eos else None,
         "max_tokens": point.output_tokens,
         "parallel": point.parallel,
         "number": point.number,
@@ -315,7 +319,7 @@ class Bench:
             / "benchmark_data.db"
         )
         try:
-            rows = count_rows(database)
+            rows = count_rows(database, whole_tokens=whole_answer_tokens(point))
         except (OSError, sqlite3.Error) as problem:
             rows = Rows(0, 0, None, None)
             error = error or f"{database.name}: {problem}"
@@ -323,7 +327,7 @@ class Bench:
         state.failed, state.error = rows.total - rows.succeeded, error
         state.state = verdict(state)
         if state.error is None and state.state != "ok":
-            state.error = f"{state.succeeded} of {state.asked} requests succeeded"
+            state.error = f"{state.succeeded} of {state.asked} requests were answered whole"
         if rows.first_start_s and rows.last_end_s and not self.phases.has("measure", index):
             self.phases.add("measure", index, rows.first_start_s, rows.last_end_s, "database")
         self.outputs.event(
@@ -347,25 +351,27 @@ def verdict(state: LoadPointState) -> str:
     return "partial" if state.succeeded else "failed"
 
 
-def count_rows(database: Path) -> Rows:
-    """Count a level's requests. Raises ``OSError`` or ``sqlite3.Error`` when it cannot be read."""
+def whole_answer_tokens(point: LoadPoint) -> int:
+    """Return how many tokens a whole answer has at least."""
+    return point.output_tokens if point.ignore_eos else 1
+
+
+def count_rows(database: Path, *, whole_tokens: int) -> Rows:
+    """Count a level's requests; only one with ``whole_tokens`` output tokens succeeded.
+
+    Raises ``OSError`` or ``sqlite3.Error`` when the database cannot be read.
+    """
     if not database.is_file():
         raise FileNotFoundError(f"{database.name} was not written")
     # Opened for writing on purpose: after a kill SQLite rolls an open transaction back first.
     with closing(sqlite3.connect(database, timeout=_GRACE_S)) as connection:
         total, succeeded, first, last = connection.execute(
-            "SELECT count(*), coalesce(sum(success = 1), 0), min(nullif(start_time, 0)),"
-            " max(nullif(completed_time, 0)) FROM result"
+            "SELECT count(*),"
+            " coalesce(sum(success = 1 AND prompt_tokens > 0 AND completion_tokens >= ?), 0),"
+            " min(nullif(start_time, 0)), max(nullif(completed_time, 0)) FROM result",
+            (whole_tokens,),
         ).fetchone()
     return Rows(int(total), int(succeeded), first, last)
-
-
-def wait_ended(bench: Bench, limit_s: float) -> bool:
-    """Wait for the driver to leave on its own; returns whether it did."""
-    deadline = time.monotonic() + limit_s
-    while bench.running and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not bench.running
 
 
 def _index(event: dict[str, object]) -> int:

@@ -138,6 +138,10 @@ class Run:
             return Ending(Observed.CONFIG_MISMATCH, "ready", "; ".join(differing))
         self._phase = "bench"
         problem = self._load()
+        if not self._server_answers():
+            self._watch.sleep(_DEAD_S)
+            message = "the server no longer answers /health; see server.log"
+            return Ending(Observed.CRASHED, "bench", message)
         self._watch.check()
         return self._judge(problem)
 
@@ -196,7 +200,7 @@ class Run:
         return effective.mismatches(checks)
 
     def _load(self) -> str | None:
-        """Run every load point; returns why it ended early, if it did."""
+        """Run every load point; returns why it ended early, if the load itself is to blame."""
         while True:
             before = self._bench.pending
             problem = self._drive()
@@ -206,7 +210,7 @@ class Run:
             if pending == before:
                 return "the load driver ended before its first load point"
             if not self._server_answers():
-                return "the server no longer answers /health; the other load points were skipped"
+                return problem  # told once, by whoever asked for the load
             # The driver went in the middle (a deadline, a crash): a new one takes the rest.
             self._outputs.event("bench_restart", pending=pending)
             self._start_bench()

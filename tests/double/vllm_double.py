@@ -49,10 +49,14 @@ DEFAULTS: dict[str, Any] = {
     "reported_max_model_len": None,
     "garble_metrics_every": None,
     "slow_metrics_s": 0.0,
+    "dying_s": 0.3,
     "ignore_sigterm": False,
     "orphan_worker": None,  # "group": stays in the group; "session": leaves it
 }
 
+DIED: dict[str, object] = {
+    "error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}
+}
 STAND_IN = (
     "import signal,sys,time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n"
 )
@@ -92,6 +96,7 @@ class Double:
         )
         self.progress: dict[str, asyncio.Event] = {}
         self.engine: subprocess.Popen[bytes] | None = None
+        self.dead = False
 
     # Life ------------------------------------------------------------------------------------
 
@@ -135,16 +140,24 @@ class Double:
         watching = asyncio.create_task(self._engine_alive())
         waiting = asyncio.create_task(stopped.wait())
         await asyncio.wait({watching, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if watching.done():
-            tell(logs.engine_died(self.boot, os.getpid()))
-        server.close()
         stepping.cancel()
+        if watching.done():
+            await self._die()
+        server.close()
         self._end_engine()
         return 0
 
     async def _engine_alive(self) -> None:
         while self.engine is not None and self.engine.poll() is None:
             await asyncio.sleep(0.05)
+
+    async def _die(self) -> None:
+        """End every stream with an error under status 200, as vLLM does, and linger a moment."""
+        tell(logs.engine_died(self.boot, os.getpid()))
+        self.dead = True
+        for waiter in self.progress.values():
+            waiter.set()
+        await asyncio.sleep(self.config["dying_s"])
 
     def _end_engine(self) -> None:
         if self.engine is not None:
@@ -177,7 +190,7 @@ class Double:
         self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter
     ) -> None:
         if (method, path) == ("GET", "/health"):
-            reply(writer, 200, b"")
+            reply(writer, 503 if self.dead else 200, b"")
         elif path == "/version":
             reply(writer, 200, {"version": self.config["version"]})
         elif path == "/v1/models":
@@ -274,8 +287,8 @@ class Double:
         if self.config["hang_on_request"]:
             await asyncio.sleep(3600)
         after = self.config["fail_requests_after"]
-        if after is not None and self.counters["requests"] > after:
-            reply(writer, 500, {"error": {"message": "EngineCore encountered an issue."}})
+        if self.dead or (after is not None and self.counters["requests"] > after):
+            reply(writer, 500, DIED)
             return
         text = " ".join(str(message.get("content", "")) for message in body["messages"])
         prompt = len(text.split()) + self.config["template_tokens"]
@@ -304,6 +317,9 @@ class Double:
     ) -> None:
         while not request.finished:
             await self._progress(request)
+            if self.dead:
+                reply(writer, 500, DIED)
+                return
         message: dict[str, object] = {"role": "assistant", "content": "a " * request.max_output}
         if self.config["think"]:
             message["reasoning_content"] = "Let me think."
@@ -321,13 +337,17 @@ class Double:
         sent = 0
         while not request.finished:
             await self._progress(request)
+            if self.dead:
+                event(writer, DIED)
+                break
             while sent < request.output:
                 sent += 1
                 finish = "length" if sent == request.max_output else None
                 delta = {"index": 0, "delta": {"content": "a "}, "finish_reason": finish}
                 event(writer, {"id": request.name, "model": self._alias, "choices": [delta]})
             await writer.drain()
-        event(writer, {"id": request.name, "model": self._alias, "choices": [], "usage": usage})
+        if not self.dead:
+            event(writer, {"id": request.name, "model": self._alias, "choices": [], "usage": usage})
         chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
 

@@ -10,32 +10,55 @@ import pytest
 
 from tasks.pod.bench import LoadPointState, count_rows, verdict
 
+Row = tuple[int, int | None, int | None, float, float | None]
 
-def database(path: Path, rows: list[tuple[int, float, float | None]]) -> Path:
-    """Write a result table of (success, start, end) rows."""
+
+def database(path: Path, rows: list[Row]) -> Path:
+    """Write a result table of (success, prompt, completion, start, end) rows."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("CREATE TABLE result (success, start_time, completed_time)")
-        connection.executemany("INSERT INTO result VALUES (?, ?, ?)", rows)
+        connection.execute(
+            "CREATE TABLE result"
+            " (success, prompt_tokens, completion_tokens, start_time, completed_time)"
+        )
+        connection.executemany("INSERT INTO result VALUES (?, ?, ?, ?, ?)", rows)
     return path
 
 
 def test_rows_are_counted_and_the_window_leaves_out_absent_times(tmp_path: Path) -> None:
-    rows = count_rows(database(tmp_path / "a.db", [(1, 10.0, 12.0), (1, 9.5, 11.0), (0, 0.0, 0.0)]))
+    table = database(
+        tmp_path / "a.db",
+        [
+            (1, 518, 128, 10.0, 12.0),
+            (1, 518, 128, 9.5, 11.0),
+            (0, None, None, 0.0, 0.0),
+        ],
+    )
+    rows = count_rows(table, whole_tokens=128)
     assert (rows.total, rows.succeeded) == (3, 2)
     assert (rows.first_start_s, rows.last_end_s) == (9.5, 12.0)
 
 
+def test_a_stream_that_an_error_ended_is_no_success(tmp_path: Path) -> None:
+    """Rows as EvalScope 1.9.1 wrote them when vLLM's engine was killed: all called successful."""
+    table = database(
+        tmp_path / "a.db",
+        [(1, 524, 128, 1.0, 2.0), (1, 512, 83, 1.0, 2.0), (1, 0, 0, 1.0, 2.0)],
+    )
+    assert count_rows(table, whole_tokens=128).succeeded == 1
+    assert count_rows(table, whole_tokens=1).succeeded == 2
+
+
 def test_an_empty_table_has_no_window(tmp_path: Path) -> None:
-    rows = count_rows(database(tmp_path / "a.db", []))
+    rows = count_rows(database(tmp_path / "a.db", []), whole_tokens=1)
     assert (rows.total, rows.succeeded, rows.first_start_s, rows.last_end_s) == (0, 0, None, None)
 
 
 def test_a_database_that_is_not_there_or_not_one_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        count_rows(tmp_path / "absent.db")
+        count_rows(tmp_path / "absent.db", whole_tokens=1)
     (tmp_path / "noise.db").write_bytes(b"noise" * 1000)
     with pytest.raises(sqlite3.DatabaseError):
-        count_rows(tmp_path / "noise.db")
+        count_rows(tmp_path / "noise.db", whole_tokens=1)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def _row(outcome: Outcome) -> tuple[object, ...]:
         head = (outcome.request, outcome.start_time, gaps, 0, pickled, outcome.completed_time)
         return (*head, None, None, None, None, None, None, None)
     latency = outcome.completed_time - outcome.start_time
-    first = times[0] - outcome.start_time
+    first = times[0] - outcome.start_time if times else 0.0
     tokens = outcome.completion_tokens or 1
     return (
         outcome.request,
