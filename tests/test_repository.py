@@ -95,23 +95,6 @@ def test_shipped_sweeps_are_named_like_their_files() -> None:
         assert parse_sweep(path.read_text(), where=name).name == name
 
 
-def commands() -> dict[str, str]:
-    import typer
-
-    group = typer.main.get_command(cli.build())
-    found = group.commands  # type: ignore[attr-defined]
-    return {name: command.help or "" for name, command in found.items()}
-
-
-def test_every_command_has_help_with_an_example_and_is_in_the_reference() -> None:
-    reference = (ROOT / "flows/README.md").read_text()
-    for name, text in commands().items():
-        assert text, name
-        assert f"`memsweep {name}" in reference, f"{name} is not in flows/README.md"
-        if name != "services":
-            assert "Example" in text, name
-
-
 def test_links_and_paths_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for name in re.findall(r"\b((?:flows|tasks|polyaxonfiles|warehouse|tests)/[\w./-]*\w)", text):

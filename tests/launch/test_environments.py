@@ -142,7 +142,7 @@ def test_no_disk_space_is_said_before_anything_starts(
     home: Home, diary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=2**30)
-    monkeypatch.setattr(environments.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(BadInput, match=r"needed 5\.0 GiB for .* available 1\.0 GiB"):
         environments.ensure(home, progress=quiet)
     assert not diary.exists()

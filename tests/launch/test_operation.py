@@ -65,17 +65,20 @@ def compiled(built: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> dict[
     from polyaxon._polyaxonfile.specs import OperationSpecification
     from polyaxon._schemas.agent import AgentConfig
 
-    agent = AgentConfig.from_dict({"namespace": "polyaxon"})
+    schema = {"hostPath": "/store", "mountPath": "/store"}
+    store = {"name": "artifacts", "kind": "host_path", "schema": schema}
+    agent = AgentConfig.from_dict({"namespace": "polyaxon", "artifacts_store": store})
     monkeypatch.setattr(settings, "AGENT_CONFIG", agent)
     read = OperationSpecification.read(built)
+    params: Any
     unresolved, params = OperationSpecification.compile_operation_with_params(read)
     _, content = resolve(
         owner_name="default",
         project_name="memsweep",
         project_uuid="0" * 32,
         run_name="run",
-        run_uuid="1" * 32,
-        run_path="1" * 32,
+        run_uuid="a" * 32,
+        run_path="a" * 32,
         compiled_operation=unresolved,
         params=params,
     )
@@ -127,7 +130,7 @@ def test_compiled_by_polyaxon_too_they_differ_only_in_these(
         "MEMSWEEP_BENCH_PYTHON",
     }  # fmt: skip
     assert json.loads(here["MEMSWEEP_CELL"]) == a_cell()
-    assert here["MEMSWEEP_RUN_UUID"] == "1" * 32
+    assert here["MEMSWEEP_RUN_UUID"] == "a" * 32
 
 
 def test_no_shell_and_no_cell_text_in_the_command() -> None:
