@@ -20,8 +20,6 @@ from warehouse.errors import MemsweepError
 MODULES = (
     "running",
     "planning",
-    "capacity",
-    "parse_log",
     "looking",
     "auditing",
     "upkeep",

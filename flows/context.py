@@ -14,7 +14,9 @@ from flows.output import say
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.launch import environments, models, services, target
+from tasks.launch.operation import template_key
 from tasks.launch.port import PolyaxonPort
+from tasks.launch.settings import client_environment
 from tasks.measure import Measuring
 from tasks.pins import BENCH_VERSION, ENGINE_VERSION
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
@@ -48,7 +50,7 @@ def surroundings(home: Home, target_name: str) -> Surroundings:
         bench_version=BENCH_VERSION,
         bench_lock_sha256=environments.lock_sha256("bench"),
         revision=lambda name: models.revision(home, name),
-        config=models.config,
+        config=lambda name: models.config(name) if models.is_generated(name) else None,
     )
 
 
@@ -77,7 +79,8 @@ def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
     if profile.device == "cpu":
         environments.ensure(home, progress=say)
         for name in _model_names(sweep):
-            models.ensure(home, name, progress=say)
+            if models.is_generated(name):
+                models.ensure(home, name, progress=say)
     return services.up(home, progress=say)
 
 
@@ -121,6 +124,7 @@ def open_context(sweep_name: str, target_name: str, *, fresh: bool, flow_run_id:
         flow_run_id=flow_run_id,
         flow_lock_sha256=environments.lock_sha256("flow"),
         target=profile.name,
+        template_key=lambda run: template_key(operation(run)),
     )
     return Context(plan, round_, measuring, origin)
 
@@ -133,11 +137,20 @@ def port_of(home: Home) -> PolyaxonPort:
     ends = services.endpoints(home)
     if ends is None:
         raise CannotFindOut("no Polyaxon server is up; start it with: memsweep services up")
+    use(home, ends)
     from tasks.launch.polyaxon import PolyaxonClient
-    from tasks.launch.settings import polyaxon_environment
 
-    os.environ.update(polyaxon_environment(home, ends.polyaxon_host))
     return PolyaxonClient(ends.polyaxon_host)
+
+
+def use(home: Home, ends: services.Endpoints) -> None:
+    """Point this process at the services; before Prefect or Polyaxon is imported."""
+    os.environ.update(
+        client_environment(
+            home, prefect_api_url=ends.prefect_api_url, polyaxon_host=ends.polyaxon_host
+        )
+    )
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 
 
 def find_run(home: Home, text: str) -> str:

@@ -7,6 +7,7 @@ flow may die at any moment: the next one reuses what is finished and adopts what
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from flows.context import Context, open_context
 from flows.output import say
 from tasks import reconcile, record
 from tasks.collect import collect
-from tasks.measure import Measuring, find_or_create, wait_until_final
+from tasks.measure import find_or_create, wait_until_final
 from tasks.plan.plan import PlannedRun
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
@@ -31,6 +32,7 @@ from warehouse.errors import CannotFindOut, MemsweepError
 POOL = 64
 #: How long an interrupted flow waits for its runs to stop and to be collected.
 WIND_UP_S = 300.0
+SLOT_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +75,57 @@ def _verdict(results: list[CellResult]) -> State[str]:
     return Completed(message=text)
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A cell's task; ``ended`` is set when its run is over and the slot is free again."""
+
+    future: PrefectFuture[str]
+    ended: threading.Event
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether the run may still be using its slot."""
+        return not self.ended.is_set() and not self.future.state.is_final()
+
+
 def measure_round(context: Context) -> list[CellResult]:
-    """Measure every missing run of the round, slot by slot, and return all results."""
+    """Measure every missing run of the round, slot by slot, and return all results.
+
+    Raises what kept a cell from being measured; no further cell is started then.
+    """
     measuring = context.measuring
-    slots = threading.Semaphore(context.plan.surroundings.slots)
     results: list[CellResult] = []
-    futures: list[PrefectFuture[str]] = []
+    started: list[Started] = []
     try:
         for run in context.plan.runs():
             done = context.round.finished(run.cell.cell_key, run.repeat)
             if done:
                 results.append(_reused(run, done))
                 say(f"  {run.cell.label}: measured already ({done.outcome}), run {done.run_uuid}")
-            elif _take(slots, measuring):
-                work = _work(context, run, slots.release, results)
-                futures.append(measure_cell.submit(run.cell.label, run.repeat, quote(work)))
-        for future in futures:
-            future.result()
+            elif _wait_for_slot(started, context):
+                ended = threading.Event()
+                work = quote(_work(context, run, ended.set, results))
+                future = measure_cell.submit(run.cell.label, run.repeat, work)
+                started.append(Started(future, ended))
+        for one in started:
+            one.future.result()
     except BaseException:
         measuring.stop.set()
-        for future in futures:
-            future.wait(timeout=WIND_UP_S)
+        for one in started:
+            one.future.wait(timeout=WIND_UP_S)
         raise
     return results
 
 
-def _take(slots: threading.Semaphore, measuring: Measuring) -> bool:
-    """Wait for a slot; ``False`` when no further cell is to be started."""
+def _wait_for_slot(started: list[Started], context: Context) -> bool:
+    """Wait until a run may be started; ``False`` when no further one is to be."""
+    measuring = context.measuring
     while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
-        if slots.acquire(timeout=0.5):
+        if any(one.future.state.is_failed() or one.future.state.is_crashed() for one in started):
+            return False
+        if sum(one.holds_slot for one in started) < context.plan.surroundings.slots:
             return True
+        time.sleep(SLOT_POLL_S)
         measuring.tick()
     return False
 

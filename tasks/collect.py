@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -33,6 +34,7 @@ class Origin:
     flow_run_id: str
     flow_lock_sha256: str
     target: str
+    template_key: Callable[[PlannedRun], str]  # of component and typed inputs
 
 
 @cache
@@ -201,6 +203,7 @@ def _add_own_files(
             "target": origin.target,
             "flow_lock_sha256": origin.flow_lock_sha256,
             "prefect_flow_run_id": origin.flow_run_id,
+            "operation_template_sha256": origin.template_key(run),
             "created_by_flow_run_id": view.meta_info.get("flow_run"),
             "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
             "sweep": round_.sweep_name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Annotated
@@ -69,7 +68,7 @@ def run(sweep: SweepArgument, target: TargetOption = "local", fresh: FreshOption
 
 def _measure(sweep: str, target: str, *, fresh: bool, show_plan: bool) -> None:
     from flows.commands.planning import show
-    from flows.context import prepare, surroundings
+    from flows.context import prepare, surroundings, use
     from tasks.plan.plan import make_plan
 
     home = Home.find()
@@ -77,13 +76,12 @@ def _measure(sweep: str, target: str, *, fresh: bool, show_plan: bool) -> None:
     # Bad input is found before anything is installed or started.
     parsed = parse_sweep(text, where=where)
     make_plan(parsed, surroundings(home, target))
-    endpoints = prepare(home, parsed, target, text)
+    endpoints = prepare(home, parsed, target)
     plan = make_plan(parsed, surroundings(home, target))
     if show_plan:
         show(plan)
     _refuse_unresolved(plan)
-    os.environ["PREFECT_API_URL"] = endpoints.prefect_api_url
-    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    use(home, endpoints)
     from tasks.reconcile import crash_dead_flows
 
     crash_dead_flows(home, endpoints.prefect_api_url, say)
@@ -134,7 +132,7 @@ def status(json: JsonOption = False) -> None:
         emit_json(
             {
                 "services": [
-                    {"name": s.name, "running": s.running, "pid": s.pid, "url": s.url}
+                    {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url}
                     for s in states
                 ],
                 "rounds": rounds,
@@ -144,7 +142,7 @@ def status(json: JsonOption = False) -> None:
     print_table(
         "Services",
         ["service", "state", "pid", "address"],
-        [[s.name, "up" if s.running else "down", s.pid, s.url] for s in states],
+        [[s.name, s.state, s.pid, s.url] for s in states],
     )
     print_table(
         "Rounds",
