@@ -355,6 +355,10 @@ def _http_status(error: BaseException | None) -> int | None:
 
 
 def _short(error: BaseException) -> str:
+    """Return one short line: what the server said, or why it could not be reached."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, Exception):  # urllib3 wraps the fault into a paragraph about retries.
+        error = reason
     body = getattr(error, "body", None)
     text = body if isinstance(body, str) and body and len(body) < 500 else str(error)
     return " ".join(f"{type(error).__name__}: {text}".split())[:300]
