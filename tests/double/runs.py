@@ -28,6 +28,8 @@ class PodRun:
     bench: dict[str, Any] = field(default_factory=dict)
     cell: dict[str, Any] = field(default_factory=dict)
     text: str | None = None
+    #: Variables that replace the doubles' places, as for a run against the real parts.
+    places: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -57,6 +59,7 @@ class PodRun:
             "MEMSWEEP_RUN_UUID": RUN_UUID,
             "MEMSWEEP_REASON_FILE": str(self.reason_file),
             "MEMSWEEP_CACHE": str(self.folder / "cache"),
+            **self.places,
         }
 
     def start(self) -> PodRun:
