@@ -230,7 +230,8 @@ class FailureFinder:
             self._first.append(match)
         else:
             self._last.append(match)
-        self._open.append(match)
+        if match.signature is None or match.signature.details:
+            self._open.append(match)
 
     def result(self, started: bool, reached: Phase | None, tail: Iterable[str]) -> Failure | None:
         """Return the failure that the log shows, or None."""
@@ -328,7 +329,8 @@ def _numbers(match: _Match) -> dict[str, int | float]:
         for candidate in joined if more else joined[:1]:
             found = pattern.search(candidate)
             if found:
-                result = signatures.numbers(found) | result
+                for name, value in signatures.numbers(found).items():
+                    result.setdefault(name, value)
                 break
     return result
 

@@ -384,6 +384,7 @@ _VERSION = re.compile(
 _ARGUMENTS = re.compile(r"(?:non-default args: (?=\{)|\bargs: (?=Namespace\())")
 _ENGINE = re.compile(r"Initializing an? (?:\w+ )?(?:LLM )?engine \([^)]*\) with config: ")
 
+_EMPTY_KEPT = 4096
 _ORDER = {phase: index for index, phase in enumerate(Phase)}
 
 
@@ -472,6 +473,7 @@ class _Parser:
 
     def run(self, lines: Iterable[str]) -> StartupLog:
         tail = self.tail
+        empty: set[str] = set()  # lines that say nothing; many come again and again
         number = 0
         for number, line in enumerate(lines, 1):
             if len(line) < 4 and not line.strip():
@@ -480,13 +482,18 @@ class _Parser:
             # Most of a long log: requests, throughput, routes. They say nothing about memory.
             if "HTTP/1." in line or " throughput: " in line or " Route: /" in line:
                 continue
-            if says_something(line):
-                self._value_line(number, line)
             finder = self.start.failures
             if finder.waiting:
                 finder.follow(line)
-            if may_be_failure(line):
-                finder.feed(
+            if line in empty:
+                continue
+            value, failure = says_something(line), may_be_failure(line)
+            if value:
+                self._value_line(number, line)
+            if not (value or failure) and len(empty) < _EMPTY_KEPT and len(line) < 300:
+                empty.add(line)
+            if failure:
+                self.start.failures.feed(
                     number,
                     line,
                     started=self.start.started,
@@ -617,16 +624,25 @@ def _settings(start: _Start) -> dict[str, object]:
                 continue
             at = max(0, line.find(key))
             shown = text.excerpt(line, at, at + 80)
-            start.add(Value(name, value, value, value, number, shown, text.rank(line)))
-    start.values.update(said)
+            said_exactly = Value(name, value, value, value, number, shown, text.rank(line))
+            start.add(said_exactly)
+            if name in _EXACT_SETTINGS:
+                start.values[name] = said_exactly
+    for name, value in said.items():
+        exact = start.values[name]
+        # An asked size is exact where the line rounds it; both are of one start.
+        if name not in _EXACT_SETTINGS or not value.low <= exact.value <= value.high:
+            start.values[name] = value
     return engine | {key: value for key, value in command.items() if value is not None}
 
 
+_EXACT_SETTINGS = frozenset(("requested_kv_cache_bytes",))
 #: Settings that are values too: what the engine was started with, where no line of its own says it.
 _SETTINGS: tuple[tuple[str, str], ...] = (
     ("max_seq_len", "max_model_len_tokens"),
     ("max_model_len", "max_model_len_tokens"),
     ("gpu_memory_utilization", "gpu_memory_utilization_ratio"),
+    ("kv_cache_memory_bytes", "requested_kv_cache_bytes"),
     ("tensor_parallel_size", "tensor_parallel_size"),
     ("pipeline_parallel_size", "pipeline_parallel_size"),
 )
