@@ -1,21 +1,25 @@
 """What runs on this machine, read from /proc: identity by pid and start time, never by name.
 
 vLLM retitles its processes, pids are reused and a zombie still answers signal 0, so a name or a
-bare pid would sooner or later end, or wait for, somebody else's process. Standard library only.
+bare pid would sooner or later end, or wait for, somebody else's process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from warehouse.errors import CannotFindOut
+
 PROC = Path("/proc")
+FREE_PORTS = range(20_000, 32_000)
 #: State "LISTEN" in /proc/net/tcp.
 _LISTEN = "0A"
 
@@ -168,9 +172,18 @@ def is_listening(port: int) -> bool:
     return False
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(*, but: Collection[int] = ()) -> int:
+    """Return a TCP port of 127.0.0.1 that is free now, and none of ``but``.
+
+    Taken below the range that outgoing connections use: a port that is recorded for the next start
+    would otherwise now and then be some client's by then.
+    """
+    candidates = random.sample(FREE_PORTS, len(FREE_PORTS))
+    for port in candidates:
+        if port in but:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise CannotFindOut(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")

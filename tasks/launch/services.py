@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -250,8 +250,11 @@ def _choose_ports(home: Home, asked: Ports) -> dict[str, int]:
             chosen[name] = wanted
         else:
             before = recorded.get(name)
-            usable = isinstance(before, int) and not processes.is_listening(before)
-            chosen[name] = before if usable and before else processes.free_port()
+            taken = set(chosen.values())
+            if isinstance(before, int) and not processes.is_listening(before):
+                chosen[name] = before if before not in taken else processes.free_port(but=taken)
+            else:
+                chosen[name] = processes.free_port(but=taken)
     return chosen
 
 
@@ -303,26 +306,34 @@ def _command(home: Home, name: Name, port: int | None) -> list[str]:
 
 
 #: Started through a process in between, which ends at once: the service is nobody's child then, and
-#: a caller that lives on keeps no zombie of it. Signals are set back because a shell's background
-#: job has SIGINT ignored, and that is inherited.
+#: a caller that lives on keeps no zombie of it. The one in between writes the record too, and has a
+#: session of its own, so that neither Ctrl-C nor a kill of the caller leaves a service unrecorded.
+#: Signals are set back because a shell's background job has SIGINT ignored, and that is inherited.
 _STARTER = """
-import json, signal, subprocess, sys
+import json, os, signal, subprocess, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
 given = json.load(sys.stdin)
-with open(given["log"], "ab") as log:
+with open(given["entry"]["log"], "ab") as log:
     started = subprocess.Popen(
         given["command"], env=given["env"], cwd=given["cwd"], stdin=subprocess.DEVNULL,
         stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
     )
 fields = open(f"/proc/{started.pid}/stat").read().rpartition(")")[2].split()
-print(json.dumps([started.pid, int(fields[19])]), flush=True)
-import os; os._exit(0)
+entry = given["entry"] | {
+    "pid": started.pid, "sid": started.pid, "start_ticks": int(fields[19])
+}
+with open(given["state"] + ".tmp", "w") as file:
+    json.dump(entry, file)
+    file.flush()
+    os.fsync(file.fileno())
+os.replace(given["state"] + ".tmp", given["state"])
+os._exit(0)
 """
 
 
 def _spawn(home: Home, name: Name, port: int | None, host: str) -> None:
-    """Start one service and record it at once."""
+    """Start one service and have it recorded at once."""
     place = home.services / name
     (place / "home").mkdir(parents=True, exist_ok=True)
     if name == "polyaxon":
@@ -335,29 +346,25 @@ def _spawn(home: Home, name: Name, port: int | None, host: str) -> None:
         "command": _command(home, name, port),
         "env": service_environment(home, name, polyaxon_host=host),
         "cwd": str(place),
-        "log": str(log),
+        "state": str(_state_file(home, name)),
+        "entry": {
+            "name": name,
+            "port": port,
+            "log": str(log),
+            "boot_id": processes.boot_id(),
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "polyaxon_host": host,
+        },
     }
     started = subprocess.run(
         [sys.executable, "-I", "-S", "-c", _STARTER],
         input=json.dumps(given), capture_output=True, text=True, check=False,
+        start_new_session=True,
     )  # fmt: skip
     if started.returncode != 0:
         raise ServiceDown(
             f"services: {name} could not be started: {started.stderr.strip()[-300:]}; see {log}"
         )
-    pid, ticks = json.loads(started.stdout)
-    entry = _Entry(
-        name=name,
-        pid=pid,
-        start_ticks=ticks,
-        sid=pid,
-        port=port,
-        log=str(log),
-        boot_id=processes.boot_id(),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        polyaxon_host=host,
-    )
-    files.write_json(_state_file(home, name), asdict(entry))
 
 
 def _is_ready(home: Home, name: str, entry: _Entry) -> bool:

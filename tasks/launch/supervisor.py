@@ -134,7 +134,9 @@ class Folder:
         found = []
         for path in sorted(self.runs.glob("*.json")):
             if path.name.count(".") == 1 and (value := files.read_json(path)) is not None:
-                found.append(Record(**value))
+                # One that another version wrote is no record: its run is found by its mark.
+                with contextlib.suppress(TypeError):
+                    found.append(Record(**value))
         return sorted(found, key=lambda record: record.launched_at)
 
 
