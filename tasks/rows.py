@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tasks import bundle, requests, samples
 from tasks.canonical import canonical_json
-from tasks.capture import startup_log
+from tasks.capture import startup_log, text
 from tasks.clock import Clock
 from tasks.figures import load_point_rows
 from tasks.files import read_json
@@ -148,8 +148,8 @@ def _source(folder: Path) -> Source:
         )
     log = None
     if (folder / LOG).is_file():
-        with (folder / LOG).open(encoding="utf-8", errors="replace") as lines:
-            log = startup_log.parse(lines)
+        with (folder / LOG).open("rb") as file:
+            log = startup_log.parse(text.lines(iter(lambda: file.read(1 << 20), b"")))
     return Source(
         folder, manifest, loaded.manifest_sha256, cell, Clock.read(folder / "clock.json"), log
     )
@@ -205,8 +205,8 @@ def _sweep(source: Source) -> list[Row]:
     digest = source.manifest.get("sweep_sha256")
     if digest is None:
         return []
-    text = path.read_text(encoding="utf-8") if path.is_file() else None
-    return [{"sweep_sha256": digest, "sweep": source.manifest["sweep"], "definition": text}]
+    submitted = path.read_text(encoding="utf-8") if path.is_file() else None
+    return [{"sweep_sha256": digest, "sweep": source.manifest["sweep"], "definition": submitted}]
 
 
 def _round(source: Source) -> list[Row]:
@@ -618,8 +618,8 @@ def _effective(source: Source) -> list[Row]:
         return []
     from tasks.capture import metrics_page
 
-    text = path.read_text(encoding="utf-8", errors="replace")
-    found = _find_line(text, "vllm:cache_config_info{")
+    page = path.read_text(encoding="utf-8", errors="replace")
+    found = _find_line(page, "vllm:cache_config_info{")
     if found is None:
         return []
     line, line_text = found
@@ -648,8 +648,8 @@ def _effective(source: Source) -> list[Row]:
     return rows
 
 
-def _find_line(text: str, beginning: str) -> tuple[int, str] | None:
-    for number, line in enumerate(text.splitlines(), start=1):
+def _find_line(page: str, beginning: str) -> tuple[int, str] | None:
+    for number, line in enumerate(page.split("\n"), start=1):
         if line.startswith(beginning):
             return number, line
     return None

@@ -192,8 +192,9 @@ class _Auditor:
     def _check_line(self, value: dict[str, Any], name: str) -> None:
         path, number = value["file"], value["line"]
         if path not in self._lines:
-            with (self._folder / path).open(encoding="utf-8", errors="replace") as lines:
-                self._lines[path] = [line.rstrip("\n") for line in lines]
+            # Only a line feed ends a line: numbers then agree with an editor's.
+            content = (self._folder / path).read_bytes().decode("utf-8", "replace")
+            self._lines[path] = [line.rstrip("\r") for line in content.split("\n")]
         lines = self._lines[path]
         text = lines[number - 1] if number and number <= len(lines) else None
         if text is None or not _same_line(text, value["text"]):
@@ -361,14 +362,8 @@ def _name(value: Mapping[str, Any]) -> str:
 
 
 def _same_line(raw: str, stored: str | None) -> bool:
-    """Return whether a stored text is that line; very long ones are stored cut."""
-    if stored is None:
-        return False
-    return (
-        raw == stored
-        or raw.strip() == stored.strip()
-        or (len(stored) >= 200 and raw.startswith(stored.rstrip("…").rstrip(".")))
-    )
+    """Return whether a stored text is that line; of very long lines a part is stored."""
+    return stored is not None and (raw == stored or (len(stored) >= 200 and stored in raw))
 
 
 def _sampled(metric: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> float | None:

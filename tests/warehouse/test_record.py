@@ -15,6 +15,7 @@ import tasks.rows
 from tasks import record
 from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab, Spec, predicted
+from tests.warehouse.conftest import Stored
 from warehouse import ledger
 from warehouse.connection import open_snapshot, open_writer
 from warehouse.errors import CannotFindOut, CheckFailed
@@ -47,9 +48,9 @@ def live_hash(lab: Lab) -> str:
         return content_hash(connection)
 
 
-def test_log_line_becomes_a_measurement_with_its_place(lab: Lab) -> None:
+def test_log_line_becomes_a_measurement_with_its_place(one_run: Stored) -> None:
     """The number, the file, the line and its text belong together."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     rows = ask(
         lab,
         "SELECT value, source, file, line, text FROM measurement "
@@ -60,16 +61,16 @@ def test_log_line_becomes_a_measurement_with_its_place(lab: Lab) -> None:
     assert text.endswith("GPU KV cache size: 975,890 tokens")
 
 
-def test_effective_configuration_fills_what_no_line_says(lab: Lab) -> None:
+def test_effective_configuration_fills_what_no_line_says(one_run: Stored) -> None:
     """Blocks are in no log line of 0.27: they come from cache_config_info, with its line."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     rows = ask(lab, "SELECT value, source, file FROM measurement WHERE metric = 'num_gpu_blocks'")
     assert rows == [(1638.0, "cache_config_info", "metrics_first.txt")]
 
 
-def test_every_metric_has_a_row_and_absent_ones_a_reason(lab: Lab) -> None:
+def test_every_metric_has_a_row_and_absent_ones_a_reason(one_run: Stored) -> None:
     """NULL without a reason, or 0 for absent, would be read as a measurement."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     rows = ask(lab, "SELECT load_point, metric, value, reason FROM measurement")
     assert {m for p, m, _, _ in rows if p is None} == set(STARTUP)
     assert {m for p, m, _, _ in rows if p == 0} <= set(LOAD_POINT)
@@ -95,9 +96,9 @@ def test_peaks_are_taken_within_the_window_only(lab: Lab) -> None:
     assert measured(lab, "peak_requests_waiting", 0) == (1.0, None)
 
 
-def test_preemptions_are_the_counters_growth_around_the_window(lab: Lab) -> None:
+def test_preemptions_are_the_counters_growth_around_the_window(one_run: Stored) -> None:
     """Preemptions before the window do not count, those in it do."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     assert measured(lab, "preemptions", 0) == (2.0, None)
 
 
@@ -121,9 +122,9 @@ def test_missed_ticks_are_not_zero(lab: Lab) -> None:
     assert measured(lab, "peak_kv_usage_ratio", 0) == (0.005, None)
 
 
-def test_served_tokens_not_asked_ones(lab: Lab) -> None:
+def test_served_tokens_not_asked_ones(one_run: Stored) -> None:
     """512 asked, 518 to 520 served: what was served is recorded and the bound is taken from it."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     assert measured(lab, "prompt_tokens_min", 0) == (518.0, None)
     assert measured(lab, "prompt_tokens_max", 0) == (520.0, None)
     ((asked,),) = ask(lab, "SELECT asked_prompt_tokens FROM load_point")
@@ -163,9 +164,9 @@ def test_load_point_that_was_never_reached_has_reasons(lab: Lab) -> None:
     assert measured(lab, "peak_kv_usage_ratio", 1)[1].startswith("the load point was never")
 
 
-def test_statistics_are_derived_not_measured(lab: Lab) -> None:
+def test_statistics_are_derived_not_measured(one_run: Stored) -> None:
     """Quantiles follow from requests; they stand in their own table with their formula."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     rows = ask(lab, "SELECT value, formula FROM derivation WHERE metric = 'latency_p50_ms'")
     assert rows[0][0] == pytest.approx(2700.0)
     assert rows[0][1].startswith("0.5 quantile of latency_s")
@@ -188,9 +189,9 @@ def test_wrong_prediction_shows_as_residual_and_stays_wrong(lab: Lab) -> None:
     assert rows[0][1:] == (975891.0, 975890.0, -1.0, True)
 
 
-def test_printed_digits_are_an_interval(lab: Lab) -> None:
+def test_printed_digits_are_an_interval(one_run: Stored) -> None:
     """29.78x is printed of 29.7818…: no residual; a prediction of 29.79 would be one."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     rows = ask(
         lab, "SELECT predicted, residual, alarm FROM residual WHERE metric = 'max_concurrency'"
     )
@@ -458,9 +459,9 @@ def test_ledger_chain_shows_every_tampering(tmp_path: Path) -> None:
     assert path.read_text() == whole
 
 
-def test_stored_types(lab: Lab) -> None:
+def test_stored_types(one_run: Stored) -> None:
     """UUIDs, times and JSON are stored as such, times in UTC."""
-    record.ingest(lab.home, [lab.seal()])
+    lab = one_run.lab
     with open_snapshot(lab.home.warehouse_snapshot) as connection:
         kinds = connection.execute(
             "SELECT typeof(run_uuid), typeof(started_at), typeof(c.setting), "

@@ -36,7 +36,8 @@ FROM means now
 JOIN means was ON was.setting_key = now.setting_key AND was.metric = now.metric
     AND was.load_point IS NOT DISTINCT FROM now.load_point AND was.age = 2
 WHERE now.age = 1 AND now.value <> was.value AND (
-    regexp_matches(now.metric, '_(tokens|blocks|bytes|ratio)$') AND now.metric NOT LIKE '%rss%'
+    regexp_matches(now.metric, 'tokens|blocks|bytes|ratio')
+        AND NOT regexp_matches(now.metric, 'rss|per_s')
     OR abs(now.value - was.value) > $tolerance::DOUBLE * abs(was.value)
 )
 UNION ALL
