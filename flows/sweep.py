@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed, State
-from prefect.task_runners import ThreadPoolTaskRunner
+from prefect.states import Completed, Failed
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
 from flows.context import Context, open_context
@@ -29,7 +31,8 @@ from tasks.steps import measure_cell
 from warehouse.errors import CannotFindOut, MemsweepError
 
 #: Far above any number of slots: the slots, not the pool, limit what runs at a time.
-POOL = 64
+#: (Prefect's runners are invariant in their future's type, hence the cast.)
+RUNNER = cast("TaskRunner[PrefectFuture[Any]]", ThreadPoolTaskRunner(max_workers=64))
 #: How long an interrupted flow waits for its runs to stop and to be collected.
 WIND_UP_S = 300.0
 SLOT_POLL_S = 0.1
@@ -50,7 +53,7 @@ class CellResult:
 @flow(
     name="measure-sweep",
     flow_run_name="{sweep}",
-    task_runner=ThreadPoolTaskRunner(max_workers=POOL),
+    task_runner=RUNNER,
     persist_result=False,
 )
 def measure_sweep(sweep: str, target: str = "local", *, fresh: bool = False) -> State[str]:
@@ -104,8 +107,7 @@ def measure_round(context: Context) -> list[CellResult]:
                 say(f"  {run.cell.label}: measured already ({done.outcome}), run {done.run_uuid}")
             elif _wait_for_slot(started, context):
                 ended = threading.Event()
-                work = quote(_work(context, run, ended.set, results))
-                future = measure_cell.submit(run.cell.label, run.repeat, work)
+                future = _submit(run, _work(context, run, ended.set, results))
                 started.append(Started(future, ended))
         for one in started:
             one.future.result()
@@ -115,6 +117,17 @@ def measure_round(context: Context) -> list[CellResult]:
             one.future.wait(timeout=WIND_UP_S)
         raise
     return results
+
+
+def _submit(run: PlannedRun, work: Callable[[], str]) -> PrefectFuture[str]:
+    """Submit a cell's task; quoted, so that Prefect does not look into what ``work`` holds."""
+    parameters: dict[str, Any] = {
+        "label": run.cell.label,
+        "repeat": run.repeat,
+        "work": quote(work),
+    }
+    future: PrefectFuture[str] = measure_cell.submit(**parameters)
+    return future
 
 
 def _wait_for_slot(started: list[Started], context: Context) -> bool:

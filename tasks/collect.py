@@ -17,6 +17,7 @@ from tasks import bundle
 from tasks.bundle import Bundle, Identity
 from tasks.canonical import sha256_file
 from tasks.capture import startup_log
+from tasks.capture.failures import Failure
 from tasks.clock import Clock
 from tasks.files import read_json
 from tasks.home import Home
@@ -151,7 +152,7 @@ def _differences(folder: Path, end: dict[str, object] | None) -> list[str]:
     return problems
 
 
-def _failure(log: Path) -> startup_log.Failure | None:
+def _failure(log: Path) -> Failure | None:
     if not log.is_file():
         return None
     with log.open(encoding="utf-8", errors="replace") as lines:

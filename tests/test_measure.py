@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from testkit.planning import surroundings
 
 from tasks import measure
 from tasks.home import Home
@@ -16,7 +17,6 @@ from tasks.measure import Measuring, find_or_create, wait_until_final
 from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import find_sweep, parse_sweep
 from tasks.rounds import open_round
-from testkit.planning import surroundings
 from warehouse.errors import CannotFindOut, ServiceDown
 
 
@@ -128,7 +128,7 @@ def test_the_intent_and_prediction_are_on_disk_before_the_run_is_created(make: M
     port.create = looking  # type: ignore[method-assign]
     view, adopted = find_or_create(measuring, run)
     assert not adopted
-    assert seen[0][0] is None and seen[0][1]  # type: ignore[index]
+    assert seen == [(None, measure.write_prediction(measuring, run))]
     state = measuring.round.state(run.cell.cell_key, 1)
     assert state is not None
     assert state.run_uuid == view.uuid

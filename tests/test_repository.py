@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
 from tasks import pins
 from tasks.plan.sweep import parse_sweep, shipped
 

@@ -132,8 +132,7 @@ def status(json: JsonOption = False) -> None:
         emit_json(
             {
                 "services": [
-                    {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url}
-                    for s in states
+                    {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url} for s in states
                 ],
                 "rounds": rounds,
             }

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testkit.planning import demo, surroundings
 
 from tasks.canonical import canonical_json
 from tasks.plan.cell import Cell
 from tasks.plan.plan import make_plan
 from tasks.plan.prediction import peak_usage_bound
 from tasks.plan.sweep import BeyondMachine, find_sweep, parse_sweep
-from testkit.planning import demo, surroundings
 from warehouse.errors import BadInput
 
 MINIMAL = """
@@ -156,7 +156,7 @@ def test_equal_cells_are_refused() -> None:
 
 
 def test_an_unknown_sweep_names_the_shipped_ones() -> None:
-    with pytest.raises(BadInput, match="neither a file nor one of .*demo"):
+    with pytest.raises(BadInput, match=r"neither a file nor one of .*demo"):
         find_sweep("no-such-sweep")
 
 
@@ -225,7 +225,7 @@ def _with(value: Any, path: tuple[Any, ...], leaf: object) -> Any:
 def test_a_cell_whose_content_was_changed_is_refused() -> None:
     document = demo().cells[0].cell.document()
     changed = _with(document, ("setting", "server", "seed"), 7)
-    with pytest.raises(ValueError, match="setting_key is .* hashes to"):
+    with pytest.raises(ValueError, match=r"setting_key is .* hashes to"):
         Cell.parse(changed)
 
 

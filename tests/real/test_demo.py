@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Memsweep
+from testkit.real import Memsweep
 
 pytestmark = pytest.mark.real
 
@@ -124,7 +125,7 @@ def test_the_gap_between_runs_is_short(demo: str, memsweep: Memsweep) -> None:
         "select epoch(started_at) as began, epoch(ended_at) as ended from run "
         "where round = (select round from run order by started_at desc limit 1) order by 1"
     )
-    gaps = [after["began"] - before["ended"] for before, after in zip(rows, rows[1:], strict=False)]
+    gaps = [after["began"] - before["ended"] for before, after in pairwise(rows)]
     print(f"gaps between runs: {[round(gap, 2) for gap in gaps]} s")
     assert statistics.median(gaps) <= 5
 
