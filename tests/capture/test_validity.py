@@ -1,0 +1,125 @@
+"""Every reason of the validity table: when it is given, when not, and what it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tasks.capture import validity
+from tasks.capture.validity import CHECKS, Evidence, Weight, judge
+
+
+def names(**known: Any) -> list[str]:
+    return [reason.name for reason in judge(Evidence(**known))]
+
+
+def test_nothing_known_is_nothing_doubted() -> None:
+    assert judge(Evidence()) == []
+    assert validity.is_valid([])
+
+
+#: name -> (evidence that gives the reason, evidence just within the limit)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "settings_in_force": (
+        {"requested": {"max_model_len": 32768}, "effective": {"max_model_len": "8192"}},
+        {
+            "requested": {"max_model_len": 32768, "enforce_eager": True, "only_asked": 1},
+            "effective": {"max_model_len": "32768.0", "enforce_eager": "True", "only_told": 2},
+        },
+    ),
+    "sources_agree": (
+        {"stated": {"num_gpu_blocks": {"log": (551, 551), "cache_config_info": (550, 550)}}},
+        {
+            "stated": {
+                "max_concurrency": {"log": (8.345, 8.355), "cache_config_info": (8.3485, 8.3485)},
+                "num_gpu_blocks": {"prediction": (550, 551), "cache_config_info": (551, 551)},
+                "kv_cache_size_tokens": {"log": (273563, 273563)},
+            }
+        },
+    ),
+    "requests_complete": (
+        {"requests_asked": 32, "requests_sent": 32, "requests_succeeded": 31},
+        {"requests_asked": 32, "requests_sent": 32, "requests_succeeded": 32},
+    ),
+    "client_concurrency": (
+        {"parallel_asked": 64, "parallel_achieved": 50.0},
+        {"parallel_asked": 64, "parallel_achieved": 60.0},
+    ),
+    "client_lag": ({"client_lag_s": 0.2}, {"client_lag_s": 0.05}),
+    "prefix_cache_unused": (
+        {"prefix_caching_wanted": False, "prefix_queries": 1000, "prefix_hits": 11},
+        {"prefix_caching_wanted": False, "prefix_queries": 1000, "prefix_hits": 10},
+    ),
+    "samples_complete": (
+        {"ticks_expected": 100, "ticks_kept": 90},
+        {
+            "ticks_expected": 100,
+            "ticks_kept": 95,
+            "largest_gap_s": 1.9,
+            "sample_interval_s": 0.25,
+        },
+    ),
+    "server_uninterrupted": ({"counter_resets": 1}, {"counter_resets": 0, "server_restarts": 0}),
+    "gpu_exclusive": ({"gpu_foreign_pids": [7, 7, 3]}, {"gpu_foreign_pids": []}),
+    "gpu_unthrottled": ({"throttle_reasons": [0, 0x1, 0x40]}, {"throttle_reasons": [0x1, 0x2]}),
+    "gpu_memory_sound": ({"ecc_errors": 2}, {"ecc_errors": 0}),
+    "memory_returned": (
+        {"memory_before_start_bytes": 0, "memory_after_stop_bytes": 2**30},
+        {"memory_before_start_bytes": 0, "memory_after_stop_bytes": 2**27, "processes_left": 0},
+    ),
+    "samples_between_curves": ({"samples_outside_curves": 1}, {"samples_outside_curves": 0}),
+    "power_capped": ({"throttle_reasons": [0x1, 0x4]}, {"throttle_reasons": [0x1]}),
+    "preempted": ({"preemptions": 4.0}, {"preemptions": 0.0}),
+    "queued": ({"peak_requests_waiting": 55.0}, {"peak_requests_waiting": 0.0}),
+}
+
+
+def test_every_check_has_a_case_and_a_name_of_its_own() -> None:
+    assert set(CASES) == {check.name for check in CHECKS}
+    assert len(CASES) == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_reason_is_given_and_not_given(name: str) -> None:
+    wrong, right = CASES[name]
+    assert names(**wrong) == [name]
+    assert names(**right) == []
+
+
+def test_prefix_hits_are_wanted_where_caching_is() -> None:
+    hits = {"prefix_queries": 1000, "prefix_hits": 900}
+    assert names(prefix_caching_wanted=True, **hits) == []
+    assert names(prefix_caching_wanted=None, **hits) == []
+    assert names(prefix_caching_wanted=False, prefix_queries=0, prefix_hits=0) == []
+
+
+def test_long_gap_with_all_ticks() -> None:
+    assert names(largest_gap_s=2.5, sample_interval_s=0.25) == ["samples_complete"]
+
+
+def test_weights_decide_what_is_compared() -> None:
+    by_name = {check.name: check.weight for check in CHECKS}
+    assert by_name["settings_in_force"] is Weight.FAILS
+    assert by_name["preempted"] is by_name["queued"] is Weight.NOTES
+    assert validity.is_valid(judge(Evidence(preemptions=3, peak_requests_waiting=9)))
+    assert not validity.is_valid(judge(Evidence(client_lag_s=1.0)))
+
+
+def test_messages_say_both_sides_and_keep_every_source() -> None:
+    reason = judge(
+        Evidence(
+            stated={
+                "num_gpu_blocks": {
+                    "log": (551, 551),
+                    "cache_config_info": (551, 551),
+                    "prediction": (549, 550),
+                }
+            }
+        )
+    )[0]
+    assert reason.message.endswith(
+        "num_gpu_blocks: cache_config_info 551, log 551, prediction 549..550"
+    )
+    mismatch = judge(Evidence(requested={"dtype": "bfloat16"}, effective={"dtype": "float16"}))[0]
+    assert "wanted 'bfloat16', in force 'float16'" in mismatch.message
