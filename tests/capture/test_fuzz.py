@@ -6,6 +6,7 @@ with foreign bytes, as disks, terminals and posters do.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import string
 import time
@@ -65,8 +66,7 @@ def parse_page(content: bytes) -> None:
 def parse_database(content: bytes) -> None:
     try:
         found = evalscope.requests(content)
-    except CannotFindOut as error:
-        assert "\n" not in str(error)
+    except CannotFindOut:
         return
     evalscope.load_point(found, asked=32)
     curves.usage_bounds(
@@ -82,10 +82,8 @@ def parse_rest(content: bytes) -> None:
     noise = content.decode("utf-8", "replace")
     arguments.fields(noise)
     windows.phases({"phases": [{"name": noise, "start_s": 1.0}, noise]})
-    try:
+    with contextlib.suppress(CannotFindOut):
         evalscope.summary(noise)
-    except CannotFindOut:
-        pass
 
 
 def mutated(seed: bytes, chance: random.Random) -> bytes:
@@ -132,10 +130,7 @@ def fuzz(seconds: float, seed: int) -> int:
             try:
                 target(content)
             except Exception as error:  # noqa: BLE001 - the point of this test
-                where = Path(f"fuzz-{target.__name__}-{seed}-{rounds}.bin")
-                pytest.fail(
-                    f"{target.__name__}, round {rounds} of seed {seed} ({where}): {error!r}"
-                )
+                pytest.fail(f"{target.__name__}, round {rounds} of seed {seed}: {error!r}")
             rounds += 1
     return rounds
 
