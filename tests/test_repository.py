@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -52,7 +53,7 @@ def test_every_package_is_listed_and_belongs_to_us_alone() -> None:
 
 def test_package_init_files_import_nothing() -> None:
     for name in tracked():
-        if name.endswith("__init__.py"):
+        if name.endswith("__init__.py") and name.split("/")[0] in TOP:
             assert (ROOT / name).read_text().strip() == "", name
 
 
@@ -97,16 +98,25 @@ def test_shipped_sweeps_are_named_like_their_files() -> None:
 def test_links_and_paths_in_the_readme_exist() -> None:
     text = (ROOT / "README.md").read_text()
     for name in re.findall(r"\b((?:flows|tasks|polyaxonfiles|warehouse|tests)/[\w./-]*\w)", text):
-        assert (ROOT / name).exists(), name
+        if not name.endswith(".duckdb"):  # made in the state folder
+            assert (ROOT / name).exists(), name
 
 
 def test_version_literals_live_in_pins_only() -> None:
-    literal = re.compile(r'["\'](?:0\.27\.0|1\.9\.1|3\.9\.1|2\.18\.0|1\.5\.6)["\']')
+    versions = {
+        pins.ENGINE_VERSION,
+        pins.BENCH_VERSION,
+        pins.PREFECT_VERSION,
+        pins.POLYAXON_VERSION,
+        pins.DUCKDB_VERSION,
+        pins.TORCH_VERSION,
+        pins.TORCHVISION_VERSION,
+    }
     for name in tracked():
         if name.endswith(".py") and name.split("/")[0] in TOP and name != "tasks/pins.py":
-            for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
-                code = line.split("#")[0]
-                assert not literal.search(code), f"{name}:{number}: {line.strip()}"
+            for node in ast.walk(ast.parse((ROOT / name).read_text())):
+                literal = isinstance(node, ast.Constant) and node.value in versions
+                assert not literal, f"{name}:{getattr(node, 'lineno', 0)}: a version"
 
 
 def test_no_skipped_tests_without_a_marker() -> None:

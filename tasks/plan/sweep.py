@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from tasks.canonical import content_key
 from tasks.plan.cell import (
+    MODEL_NAME,
     LoadPoint,
     ModelRef,
     PositiveInt,
@@ -114,7 +115,7 @@ class Experiment(Strict):
 
     name: str = Field(pattern=NAME)
     description: str = ""
-    model: str | None = Field(None, description="overrides the sweep's model")
+    model: str | None = Field(None, pattern=MODEL_NAME, description="overrides the sweep's model")
     server: ServerPatch = ServerPatch()
     vary: dict[str, Axis] = Field(default_factory=dict, description="server setting -> values")
     load: LoadPatch = LoadPatch()
@@ -141,7 +142,9 @@ class Sweep(Strict):
 
     name: str = Field(pattern=NAME)
     description: str = ""
-    model: str = Field(description="hub id, or the name of a tiny model the project generates")
+    model: str = Field(
+        pattern=MODEL_NAME, description="hub id, or the name of a tiny model the project generates"
+    )
     repeats: int = Field(2, ge=1, le=100, description="runs of every cell in a round")
     pins: SweepPins = SweepPins()
     server: ServerPatch = ServerPatch()
