@@ -208,7 +208,8 @@ _FIXED: dict[str, str] = {
     "and the driver.",
     "missing_cuda_library": "A CUDA library is missing: install the build that matches this CUDA, "
     "or set LD_LIBRARY_PATH.",
-    "missing_module": "A Python module is missing in the engine's environment: install it there.",
+    "missing_module": "A Python module is missing in the engine's environment, or is of another "
+    "version than the engine expects: install what its lock names.",
     "binary_mismatch": "Extension and torch do not match: install vLLM, torch and torchvision from "
     "one set of pins.",
     "missing_compiler": "Kernels are compiled at start: install the compiler the line names, or a "
@@ -225,6 +226,10 @@ _FIXED: dict[str, str] = {
     "port_in_use": "The port is taken: use another --port or end the process that listens there.",
     "engine_start_timeout": "Loading took longer than allowed: raise VLLM_ENGINE_READY_TIMEOUT_S "
     "or put the weights on faster storage.",
+    "rendezvous_timeout": "Ranks did not find each other: check the address and port the line "
+    "names, proxies (NO_PROXY), firewalls and VLLM_HOST_IP.",
+    "cuda_after_fork": "Set VLLM_WORKER_MULTIPROC_METHOD=spawn and touch no CUDA before the engine "
+    "starts.",
     "rpc_timeout": "A worker did not answer in time: look for its own error earlier in the log.",
     "terminated_by_signal": "It was ended from outside while starting: raise the start deadline.",
     "engine_dead": "The engine died while serving: the line named here is the first error before "

@@ -135,6 +135,8 @@ def may_be_failure(line: str) -> bool:
         or "hutting down" in line
         or "required for" in line
         or "nccl" in line
+        or "timed out" in line
+        or "select device driver" in line
     )
 
 

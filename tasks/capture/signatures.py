@@ -81,9 +81,9 @@ _ = r"\s+"
 #: torch's own message, in the wording before 2.2 and after.
 OOM_DETAILS = (
     rf"Tried to allocate {_size('tried_bytes')}",
-    r"Tried to allocate [\d.]+ \w+ \(GPU (?P<gpu_index>\d+);",
+    r"Tried to allocate [\d.]+ \w+ \([GNX]PU (?P<gpu_index>\d+);",
     rf"GPU{_}(?P<gpu_index>\d+){_}has{_}a{_}total{_}capacity{_}of{_}{_size('total_bytes')}",
-    rf"\(GPU \d+; {_size('total_bytes')} total capacity",
+    rf"\([GNX]PU \d+; {_size('total_bytes')} total capacity",
     rf"{_size('allocated_bytes')} already allocated",
     rf"of{_}which{_}{_size('free_bytes')}{_}is{_}free",
     rf"already allocated; {_size('free_bytes')} free",
@@ -203,7 +203,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _sign(
         OOM,
         "OUT_OF",
-        r"UR_RESULT_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|CUDA_ERROR_OUT_OF_MEMORY"
+        r"UR_RESULT_ERROR_OUT_OF_(?:DEVICE_MEMORY|HOST_MEMORY|RESOURCES)|CUDA_ERROR_OUT_OF_MEMORY"
         r"|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED",
         Outcome.OOM,
         None,
@@ -242,7 +242,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "killed_by_oom_killer",
         "illed",
         r"OOMKilled|killed by SIGKILL by OOM killer|Out of memory: Killed process"
-        r"|Memory cgroup out of memory|oom-kill:|due to memory pressure \(OOM\)",
+        r"|Memory cgroup out of memory|oom-kill:|due to memory pressure \(OOM\)"
+        r"|killed due to the node running low on memory",
         Outcome.OOM,
         None,
         serving=True,
@@ -261,6 +262,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "killed_by_signal",
         "137",
         r"exit(?:ed)?(?: with)?[ _](?:code|status)[:=]? ?(?P<exit_code>137)\b",
+        C,
+        None,
+        weight=Weight.HINT,
+        serving=True,
+        any_level=True,
+    ),
+    _sign(
+        "killed_by_signal",
+        "Killed",
+        r"^Killed$|: line \d+: +\d+ Killed\b|^\[\d+\][+-]? +\d+ [Kk]illed\b",
         C,
         None,
         weight=Weight.HINT,
@@ -560,7 +571,7 @@ SIGNATURES: tuple[Signature, ...] = (
         "model_not_found",
         "odel",
         r"Cannot find any model weights with|does not appear to have a file named"
-        r"|Incorrect path_or_model_id"
+        r"|Incorrect path_or_model_id|OSError: Can't load the (?:configuration|model|tokenizer)"
         r"|No such file or directory: '[^']*(?:\.safetensors|config\.json)",
         R,
         Phase.LOAD,
@@ -650,6 +661,13 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     _sign(
         "no_accelerator",
+        "could not select device driver",
+        r"could not select device driver \S+ with capabilities: \[\[gpu\]\]",
+        R,
+        Phase.START,
+    ),
+    _sign(
+        "no_accelerator",
         "not compiled with CUDA",
         r"Torch not compiled with CUDA enabled",
         R,
@@ -666,6 +684,13 @@ SIGNATURES: tuple[Signature, ...] = (
         "missing_module",
         "No module named",
         r"(?:ModuleNotFoundError|ImportError): No module named",
+        C,
+        None,
+    ),
+    _sign(
+        "missing_module",
+        "cannot import name",
+        r"ImportError: cannot import name '\w+' from",
         C,
         None,
     ),
@@ -762,6 +787,13 @@ SIGNATURES: tuple[Signature, ...] = (
         serving=True,
     ),
     _sign(
+        "cuda_after_fork",
+        "re-initialize CUDA",
+        r"Cannot re-initialize CUDA in forked subprocess",
+        C,
+        Phase.START,
+    ),
+    _sign(
         "port_in_use",
         "ddress already in use",
         r"[Aa]ddress already in use",
@@ -815,6 +847,16 @@ SIGNATURES: tuple[Signature, ...] = (
         Outcome.NOT_READY,
         None,
         r"within (?P<waited_s>\d+)",
+    ),
+    _sign(
+        "rendezvous_timeout",
+        "socket has timed out",
+        r"The client socket has timed out after \d+",
+        Outcome.NOT_READY,
+        Phase.START,
+        r"timed out after (?P<waited_ms>\d+)ms",
+        r"timed out after (?P<waited_s>\d+)s",
+        serving=True,
     ),
     _sign(
         "rpc_timeout",
