@@ -9,17 +9,19 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
-import click
 import typer
 
-from flows.output import say
+from flows.output import emit_text, say
 from warehouse.errors import MemsweepError
 
 #: Modules of flows/commands, in the order the help shows their groups.
 MODULES = (
     "running",
     "planning",
+    "parse_log",
     "looking",
     "auditing",
     "upkeep",
@@ -38,9 +40,26 @@ def build() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     for name in MODULES:
         importlib.import_module(f"flows.commands.{name}").register(app)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        emit_text(version("memsweep"))
+        raise typer.Exit
+
+
+def _options(
+    version_: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="print the version"),
+    ] = False,
+) -> None:
+    """How much GPU memory does this model, served this way, really need?"""
+    del version_  # handled by its callback
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,16 +77,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
             prog_name="memsweep",
             standalone_mode=False,
         )
-    except click.exceptions.NoArgsIsHelpError as error:
-        say(error.format_message())
+    except typer.TyperException as error:
+        if words := _one_line(error):  # empty when help was printed for want of arguments
+            say(f"memsweep: {words}; see: memsweep --help")
         return 2
-    except click.ClickException as error:
-        say(f"memsweep: {' '.join(error.format_message().split())}")
-        return 2
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         say("memsweep: interrupted")
         return 130
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return error.exit_code
     except MemsweepError as error:
         say(f"memsweep: {error}")
@@ -77,6 +94,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return result if isinstance(result, int) else 0
+
+
+def _one_line(error: typer.TyperException) -> str:
+    """Return a usage error's words; Typer's own printing takes several lines and a box."""
+    words = error.format_message() if hasattr(error, "format_message") else str(error)
+    return " ".join(str(words).split()).rstrip(".")
 
 
 if __name__ == "__main__":

@@ -40,19 +40,10 @@ class Strict(BaseModel):
 class ServerSettings(Strict):
     """vLLM's arguments that can move a memory figure. Names are vLLM's own."""
 
-    max_model_len: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(description="context limit, tokens")
+    max_model_len: PositiveInt = Field(description="context limit, tokens")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="share of device memory")
-    max_num_seqs: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(256, description="sequences scheduled in one step")
-    max_num_batched_tokens: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(2048, description="tokens scheduled in one step")
+    max_num_seqs: PositiveInt = Field(256, description="sequences scheduled in one step")
+    max_num_batched_tokens: PositiveInt = Field(2048, description="tokens scheduled in one step")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "bfloat16", description="type of weights and activations"
     )
@@ -64,14 +55,8 @@ PositiveInt = Field(2048, description="tokens scheduled in one step")
     )
     enable_prefix_caching: bool = Field(False, description="share equal prompt prefixes")
     enforce_eager: bool = Field(False, description="no compilation and no CUDA graphs")
-    tensor_parallel_size: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(1, description="ranks that split each layer")
-    pipeline_parallel_size: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(1, description="ranks that split the layers")
+    tensor_parallel_size: PositiveInt = Field(1, description="ranks that split each layer")
+    pipeline_parallel_size: PositiveInt = Field(1, description="ranks that split the layers")
     block_size: PositiveInt | None = Field(None, description="tokens a block; None: vLLM's choice")
     language_model_only: bool = Field(False, description="drop the vision tower")
     seed: NonNegativeInt = Field(0, description="the engine's seed")
@@ -89,22 +74,10 @@ PositiveInt = Field(1, description="ranks that split the layers")
 class LoadPoint(Strict):
     """One EvalScope level: ``number`` requests, ``parallel`` at a time."""
 
-    prompt_tokens: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(512, description="tokens asked for a prompt")
-    output_tokens: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(128, description="tokens asked for an answer")
-    parallel: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(description="requests in flight")
-    number: #: A hub id (owner/name) or the name of a generated model; never a path with "..".
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
-
-PositiveInt = Field(description="requests measured")
+    prompt_tokens: PositiveInt = Field(512, description="tokens asked for a prompt")
+    output_tokens: PositiveInt = Field(128, description="tokens asked for an answer")
+    parallel: PositiveInt = Field(description="requests in flight")
+    number: PositiveInt = Field(description="requests measured")
     warmup: NonNegativeInt = Field(4, description="requests before the measurement")
     prefix_tokens: NonNegativeInt = Field(0, description="tokens every prompt begins with")
     temperature: float = Field(0.0, ge=0, description="sampling temperature")
