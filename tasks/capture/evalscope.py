@@ -125,20 +125,29 @@ def requests(database: bytes) -> list[Request]:
         if "start_time" not in held:
             raise CannotFindOut(
                 "EvalScope database: wanted a table 'result' with a column 'start_time', got "
-                f"columns {sorted(held)}; keep the file and read it with another parser version"
+                f"columns {_names(held)}; keep the file and read it with another parser version"
             )
         rows = connection.execute(
             f"SELECT {', '.join(wanted)} FROM result ORDER BY rowid"
         ).fetchall()
     except (sqlite3.Error, ValueError, OverflowError) as error:
         raise CannotFindOut(
-            f"EvalScope database of {len(database)} bytes cannot be read: {error}; "
+            f"EvalScope database of {len(database)} bytes cannot be read: {_one_line(error)}; "
             "the load point has no per-request rows"
         ) from error
     finally:
         connection.close()
     found = [_request(index, dict(zip(wanted, row, strict=True))) for index, row in enumerate(rows)]
     return [request for request in found if request is not None]
+
+
+def _names(columns: set[str]) -> str:
+    return repr(sorted(columns)[:40])
+
+
+def _one_line(error: Exception) -> str:
+    """Return what ``error`` says on one line: SQLite quotes a broken schema as it finds it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:300]
 
 
 def _without_wal(database: bytes) -> bytes:
@@ -204,7 +213,7 @@ def summary(text: str) -> dict[str, float | int | None]:
     try:
         held = json.loads(text)
     except ValueError as error:
-        raise CannotFindOut(f"benchmark_summary.json is no JSON: {error}") from error
+        raise CannotFindOut(f"benchmark_summary.json is no JSON: {_one_line(error)}") from error
     if not isinstance(held, dict):
         raise CannotFindOut(
             f"benchmark_summary.json: wanted a JSON object, got {type(held).__name__}"

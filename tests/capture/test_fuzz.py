@@ -64,10 +64,13 @@ def parse_page(content: bytes) -> None:
 
 
 def parse_database(content: bytes) -> None:
+    message = ""
+    found: list[evalscope.Request] = []
     try:
         found = evalscope.requests(content)
-    except CannotFindOut:
-        return
+    except CannotFindOut as error:
+        message = str(error)
+    assert message.isprintable()
     evalscope.load_point(found, asked=32)
     curves.usage_bounds(
         curves.from_requests(found),
