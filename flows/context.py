@@ -81,7 +81,9 @@ def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
         for name in _model_names(sweep):
             if models.is_generated(name):
                 models.ensure(home, name, progress=say)
-    return services.up(home, progress=say)
+    return services.up(
+        home, prefect_api_url=os.environ.get("PREFECT_API_URL") or None, progress=say
+    )
 
 
 def _model_names(sweep: Sweep) -> list[str]:

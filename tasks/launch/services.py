@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,8 @@ _HEALTH = {"prefect": "/api/health", "polyaxon": "/healthz/"}
 #: A cold start runs the database migrations: 39 s were seen on a busy machine.
 READY_S = 180.0
 LOCK_S = 240.0
+#: How long a server that the user configured may take to answer.
+CONFIGURED_S = 10.0
 #: The servers end in 0.2 to 2 s.
 SERVER_GRACE_S = 15.0
 #: The supervisor ends its runs first, each within its own stop limit.
@@ -94,8 +96,16 @@ class _Entry:
         return processes.session(self.sid, self.start_ticks)
 
 
-def up(home: Home, *, ports: Ports | None = None, progress: Progress) -> Endpoints:
+def up(
+    home: Home,
+    *,
+    ports: Ports | None = None,
+    prefect_api_url: str | None = None,
+    progress: Progress,
+) -> Endpoints:
     """Start what is not up and wait until all answer; what is up is left alone.
+
+    With ``prefect_api_url`` that server is used (and has to answer), and none is started.
 
     Raises:
         BadInput: a port that was asked for is busy, or the service runs on another one.
@@ -105,12 +115,29 @@ def up(home: Home, *, ports: Ports | None = None, progress: Progress) -> Endpoin
         chosen = _choose_ports(home, ports or Ports())
         host = f"http://{LOOPBACK}:{chosen['polyaxon']}"
         _record_ports(home, chosen)
-        started = [name for name in NAMES if _start_if_down(home, name, chosen, host, progress)]
-        for name in NAMES:
+        own = [name for name in NAMES if name != "prefect" or prefect_api_url is None]
+        started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
+        for name in own:
             _wait_ready(home, name)
             if name in started:
                 progress(f"{name}: up{_where(home, name)}")
-        return _endpoints(chosen)
+        ends = _endpoints(chosen)
+    if prefect_api_url is None:
+        return ends
+    _check_configured(prefect_api_url)
+    return replace(ends, prefect_api_url=prefect_api_url)
+
+
+def _check_configured(api_url: str) -> None:
+    import httpx
+
+    try:
+        httpx.get(f"{api_url.rstrip('/')}/health", timeout=CONFIGURED_S).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ServiceDown(
+            f"PREFECT_API_URL is {api_url}, but it does not answer ({error}); start that server, "
+            "or unset the variable to have one started here"
+        ) from error
 
 
 def endpoints(home: Home) -> Endpoints | None:

@@ -43,7 +43,9 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def newest_round(memsweep: Memsweep) -> Path:
-    rounds = (memsweep.home / "rounds").glob("kills-*/round.json")
+    rounds = [*(memsweep.home / "rounds").glob("kills-*/round.json")]
+    if not rounds:
+        return memsweep.home / "rounds" / "none-yet"
     return max(rounds, key=lambda path: json.loads(path.read_text())["opened_at"]).parent
 
 
