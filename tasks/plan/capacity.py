@@ -29,6 +29,7 @@ from tasks.plan.layers import (
     Attention,
     AttentionLayer,
     GatedDelta,
+    KimiDelta,
     Latent,
     Layer,
     Mamba2,
@@ -198,6 +199,8 @@ class Layout:
     tables: tuple[_Table, ...]
     padding_layers: int
     blocks_per_request: int
+    #: The same for the whole model, as if it were on one stage.
+    model_bytes_per_block: int
     #: Every spec before pages are unified, with its layers on each pipeline stage.
     layer_pages: tuple[tuple[Spec, tuple[int, ...]], ...]
     refusal: Refusal | None
@@ -470,7 +473,18 @@ def _state_bytes(
     if state_name == "auto":
         state_name = description.state_dtype or "auto"
     state = conv if state_name == "auto" else element_bytes(state_name)
-    return layer.state_bytes(term.tp, term.speculative, conv, state)
+    speculative = term.speculative if _counts_speculation(layer, term, description) else 0
+    return layer.state_bytes(term.tp, speculative, conv, state)
+
+
+def _counts_speculation(layer: Layer, term: Terms, description: ModelDescription) -> bool:
+    """Whether the state's convolution buffer grows by the speculative tokens."""
+    rule = term.rules
+    if isinstance(layer, Mamba2):
+        if description.language in {"nemotron_h", "mamba2"}:
+            return rule.mamba2_counts_speculation
+        return rule.every_mamba2_counts_speculation
+    return rule.kda_counts_speculation or not isinstance(layer, KimiDelta)
 
 
 def _alignment(description: ModelDescription, term: Terms) -> int:
@@ -587,6 +601,11 @@ def _can_pad(spec: Spec, term: Terms) -> bool:
 def _unify(specs: list[tuple[Spec, int]], term: Terms) -> list[tuple[Spec, int]]:
     """Give all pages one size: larger blocks where they divide, padding where they may."""
     largest = max(spec.page for spec, _ in specs)
+    if not term.rules.unifies_pages and any(spec.page != largest for spec, _ in specs):
+        raise BadInput(
+            f"vLLM {term.rules.version.release}: layers with pages of different sizes cannot be "
+            "served together before 0.12; the engine refuses this model"
+        )
     unified = []
     for spec, count in specs:
         if spec.page == largest:
@@ -634,9 +653,13 @@ def _as_full(specs: list[tuple[Spec, int]], term: Terms) -> list[tuple[Spec, int
             )
         if spec.kind in {Span.SLIDING, Span.CHUNKED}:
             assert isinstance(spec.layer, AttentionLayer)
-            cache = term.cache
-            if spec.kind == Span.CHUNKED and term.rules.promotion_drops_packing:
-                cache = "auto"
+            rule = term.rules
+            drops = (
+                rule.promoted_chunks_drop_packing
+                if spec.kind == Span.CHUNKED
+                else rule.promoted_sliding_drops_packing
+            )
+            cache = "auto" if drops else term.cache
             page = full.block * spec.layer.token_bytes(term.tp, cache, term.element)
             spec = Spec(str(Span.FULL), full.block, page, spec.layer, spec.window)
         changed.append((spec, count))
@@ -674,6 +697,24 @@ class _Table:
     groups: int
     layers: int
     stage_bytes: tuple[int, ...]
+    model_bytes: int
+
+
+def _one_spec(specs: Sequence[tuple[Spec, int]]) -> bool:
+    """Whether all layers share one spec; full ones may differ in the window they compute with."""
+    if len(specs) == 1:
+        return True
+    first = specs[0][0]
+    if any(spec.kind != Span.FULL or isinstance(spec.layer, Latent) for spec, _ in specs):
+        return False
+    windows = {spec.window for spec, _ in specs if spec.window is not None}
+
+    def shape(spec: Spec) -> tuple[int, int, object]:
+        layer = spec.layer
+        assert isinstance(layer, Attention)
+        return spec.block, spec.page, (layer.heads, layer.head_size, layer.head_size_v)
+
+    return len(windows) <= 1 and all(shape(spec) == shape(first) for spec, _ in specs)
 
 
 def _tables(
@@ -684,13 +725,16 @@ def _tables(
     ``placed`` holds for each spec the pipeline stage of each of its layers, in order.
     """
     stages = range(term.pp)
-    if len(specs) == 1 or (term.rules.uniform_type_groups and _same_type(specs)):
+    if _one_spec(specs) or (term.rules.uniform_type_groups and _same_type(specs)):
+        whole = sum(spec.page * count for spec, count in specs)
         stage_bytes = tuple(
             sum(spec.page * placed[i].count(stage) for i, (spec, _) in enumerate(specs))
             for stage in stages
         )
+        if not _one_spec(specs) and not term.rules.projects_uniform_groups:
+            stage_bytes = (whole,) * term.pp
         layers = sum(count for _, count in specs)
-        return [_Table(tuple(spec for spec, _ in specs), 1, layers, stage_bytes)], 0
+        return [_Table(tuple(spec for spec, _ in specs), 1, layers, stage_bytes, whole)], 0
     unified = _unify(specs, term)
     size = _group_size([count for _, count in unified], term.rules.group_growth_percent)
     tables, padding = [], 0
@@ -705,7 +749,7 @@ def _tables(
                 spec.page * max(at[first::groups].count(stage) for first in range(groups))
                 for stage in stages
             )
-        tables.append(_Table((spec,), groups, count, stage_bytes))
+        tables.append(_Table((spec,), groups, count, stage_bytes, spec.page * size))
     return tables, padding
 
 
@@ -751,7 +795,8 @@ def layout(description: ModelDescription, settings: ServingSettings) -> Layout:
     counts = dict(description.counts)
     for layer in draft:
         counts[layer] = counts.get(layer, 0) + 1
-    specs = [(by_layer[layer], count) for layer, count in counts.items()]
+    original = [(by_layer[layer], count) for layer, count in counts.items()]
+    specs = original
     chunked = any(spec.kind == Span.CHUNKED for spec, _ in specs)
     if settings.disable_hybrid_kv_cache_manager or (
         chunked and not term.rules.chunked_layers_apart
@@ -779,14 +824,15 @@ def layout(description: ModelDescription, settings: ServingSettings) -> Layout:
         mamba_padding_percent=padding,
         bytes_per_block=max(stage_bytes),
         stage_bytes_per_block=stage_bytes,
+        model_bytes_per_block=max(table.model_bytes for table in tables),
         tables=tuple(tables),
         padding_layers=padding_layers,
         blocks_per_request=_blocks(tables, term, term.length),
         layer_pages=tuple(
             (spec, tuple(placed[index].count(stage) for stage in range(term.pp)))
-            for index, (spec, _) in enumerate(specs)
+            for index, (spec, _) in enumerate(original)
         ),
-        refusal=_combination(specs, term),
+        refusal=_combination(original if term.rules.check == "layers" else specs, term),
     )
 
 
@@ -847,11 +893,19 @@ def _candidate(plan: Layout, blocks: int) -> Candidate:
 def _needed_bytes(plan: Layout, stage: int, length: int) -> int:
     """Return the bytes the start-up check asks for on one pipeline stage."""
     term = plan.terms
-    if term.rules.checks_groups:
+    check = term.rules.check
+    if check == "layers":
+        return sum(
+            spec.page * counts[stage] * _need(spec, term, length)
+            for spec, counts in plan.layer_pages
+        )
+    if check == "all":
         return plan.stage_bytes_per_block[stage] * _blocks(plan.tables, term, length)
-    return sum(
-        spec.page * counts[stage] * _need(spec, term, length) for spec, counts in plan.layer_pages
-    )
+    first = plan.tables[0]
+    blocks = max(_need(spec, term, length) for spec in first.specs)
+    if check == "first":
+        return plan.model_bytes_per_block * blocks
+    return plan.stage_bytes_per_block[stage] * blocks
 
 
 def _largest_fitting(fits: Callable[[int], bool], length: int) -> int:

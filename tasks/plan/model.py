@@ -43,6 +43,8 @@ class ModelDescription:
 
     #: ``model_type`` of the config, as read.
     architecture: str
+    #: ``model_type`` of the language part: the reader in :data:`READERS` that was used.
+    language: str
     #: One entry a hidden layer, in order, with the caches it has.
     layers: tuple[HiddenLayer, ...]
     #: The distinct caches with how many layers have them, in order of first appearance.
@@ -675,6 +677,7 @@ def describe(config: Mapping[str, Any], *, where: str = "config.json") -> ModelD
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     return ModelDescription(
         architecture=str(wrapper or name),
+        language=name,
         layers=tuple(layers),
         counts=tuple(counts.items()),
         hidden_layers=len(layers),

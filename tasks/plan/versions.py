@@ -76,9 +76,13 @@ class Rules:
     #: Sliding and chunked needs count the tokens of all batches in flight, from 0.26
     #: (config/vllm.py: max_in_flight_tokens); before, one batch.
     counts_batches_in_flight: bool
-    #: The start-up check is made on groups (with padding layers), from 0.14
-    #: (kv_cache_utils.py: _max_memory_usage_bytes_from_groups); before, on layers.
-    checks_groups: bool
+    #: What the start-up check adds up (kv_cache_utils.py): "layers" as they are before grouping
+    #: (before 0.14), the need of the "first" group of the model (0.14 to 0.16), that of the
+    #: first group on each pipeline stage ("first of stage", 0.17, 0.18), "all" groups (0.19).
+    check: str
+    #: Layers of one kind with different pages are counted per pipeline stage, from 0.17; before,
+    #: every stage paid for the pages of the whole model (_project_kv_cache_groups_to_worker).
+    projects_uniform_groups: bool
     #: Hybrid models refuse max_num_seqs above the number of blocks when full CUDA graphs are
     #: captured, from 0.20 (config/compilation.py).
     refuses_sequences_above_blocks: bool
@@ -127,9 +131,19 @@ class Rules:
     #: Sliding layers keep whole bytes under int4_per_token_head, 0.25 to 0.27
     #: (kv_cache_interface.py: SlidingWindowSpec.real_page_size_bytes).
     sliding_ignores_int4: bool
-    #: Chunked layers allocated as full ones lose the packing of a quantised cache, before 0.28
-    #: (kv_cache_utils.py: _promote_local_kv_cache_specs).
-    promotion_drops_packing: bool
+    #: Local layers allocated as full ones lose the packing of a quantised cache: sliding ones
+    #: before 0.21, chunked ones before 0.28 (kv_cache_utils.py: _promote_local_kv_cache_specs).
+    promoted_sliding_drops_packing: bool
+    promoted_chunks_drop_packing: bool
+    #: States whose convolution buffer grows by the speculative tokens, beside Gated DeltaNet:
+    #: Mamba2 of Nemotron-H and Mamba2 itself from 0.17, of every model from 0.32, KDA from 0.27
+    #: (layers/mamba/mamba_utils.py and the models' get_mamba_state_shape_from_config).
+    mamba2_counts_speculation: bool
+    every_mamba2_counts_speculation: bool
+    kda_counts_speculation: bool
+    #: Layers with different page sizes can be served together at all, from 0.12
+    #: (kv_cache_utils.py: unify_kv_cache_spec_page_size).
+    unifies_pages: bool
     #: Cross attention reserves the encoder's own length, before 0.13 (config/vllm.py); from 0.13
     #: the encoder budget, which is max_num_batched_tokens (config/scheduler.py).
     reserves_encoder_length: bool
@@ -159,7 +173,16 @@ def rules(text: str) -> Rules:
         all_mode_counts_speculation=since(0, 22),
         pads_attention_pages=since(0, 24),
         counts_batches_in_flight=since(0, 26),
-        checks_groups=since(0, 14),
+        check=(
+            "all"
+            if since(0, 19)
+            else "first of stage"
+            if since(0, 17)
+            else "first"
+            if since(0, 14)
+            else "layers"
+        ),
+        projects_uniform_groups=since(0, 17),
         refuses_sequences_above_blocks=since(0, 20),
         usage_excludes_null_block=since(0, 10, 2),
         chunked_layers_apart=since(0, 14),
@@ -177,6 +200,11 @@ def rules(text: str) -> Rules:
         keeps_prefill_checkpoint=since(0, 33),
         second_runner="all" if since(0, 29) else "dense" if since(0, 26) else "none",
         sliding_ignores_int4=since(0, 25) and not since(0, 28),
-        promotion_drops_packing=not since(0, 28),
+        promoted_sliding_drops_packing=not since(0, 21),
+        promoted_chunks_drop_packing=not since(0, 28),
+        mamba2_counts_speculation=since(0, 17),
+        every_mamba2_counts_speculation=since(0, 32),
+        kda_counts_speculation=since(0, 27),
+        unifies_pages=since(0, 12),
         reserves_encoder_length=not since(0, 13),
     )
