@@ -10,8 +10,8 @@ import inspect
 import os
 from pathlib import Path
 
-import click
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from flows import cli
 
@@ -27,37 +27,47 @@ Made from the commands by tests/test_reference.py (MEMSWEEP_REGENERATE=1 rewrite
 """
 
 
-def leaves(group: click.Group, prefix: str = "memsweep") -> list[tuple[str, click.Command]]:
-    found: list[tuple[str, click.Command]] = []
+def leaves(group: TyperGroup, prefix: str = "memsweep") -> list[tuple[str, TyperCommand]]:
+    found: list[tuple[str, TyperCommand]] = []
     for name, command in group.commands.items():
         full = f"{prefix} {name}"
-        if isinstance(command, click.Group):
+        if isinstance(command, TyperGroup):
             found += leaves(command, full)
         else:
+            assert isinstance(command, TyperCommand)
             found.append((full, command))
     return found
 
 
-def commands() -> list[tuple[str, click.Command]]:
+def commands() -> list[tuple[str, TyperCommand]]:
     group = typer.main.get_command(cli.build())
-    assert isinstance(group, click.Group)
+    assert isinstance(group, TyperGroup)
     return leaves(group)
+
+
+def options(command: TyperCommand) -> list[TyperOption]:
+    return [p for p in command.params if isinstance(p, TyperOption) and p.name != "help"]
+
+
+def arguments(command: TyperCommand) -> list[str]:
+    found = []
+    for parameter in command.params:
+        if isinstance(parameter, TyperArgument):
+            name = parameter.metavar or str(parameter.name).upper()
+            more = "…" if parameter.nargs == -1 and "…" not in name else ""
+            text = f"{name}{more}"
+            found.append(text if parameter.required or "[" in text else f"[{text}]")
+    return found
 
 
 def render() -> str:
     parts = [HEAD]
     for name, command in commands():
-        usage = " ".join(
-            parameter.make_metavar(click.Context(command))
-            for parameter in command.params
-            if isinstance(parameter, click.Argument)
-        )
-        parts.append(f"\n## `{name}{' ' + usage if usage else ''}`\n")
+        parts.append(f"\n## `{' '.join([name, *arguments(command)])}`\n")
         parts.append("\n" + inspect.cleandoc(command.help or "") + "\n")
-        options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
-        if options:
+        if options(command):
             parts.append("\n| option | meaning |\n|---|---|\n")
-            for option in options:
+            for option in options(command):
                 names = ", ".join([*option.opts, *option.secondary_opts])
                 parts.append(f"| `{names}` | {(option.help or '').replace('|', chr(92) + '|')} |\n")
     return "".join(parts)
@@ -74,6 +84,5 @@ def test_the_reference_is_what_the_commands_say() -> None:
 def test_every_command_and_option_has_help_and_every_command_an_example() -> None:
     for name, command in commands():
         assert "Example" in (command.help or ""), f"{name}: no example in its help"
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                assert parameter.help, f"{name}: {parameter.name} has no help"
+        for option in options(command):
+            assert option.help, f"{name}: {option.name} has no help"
