@@ -143,7 +143,7 @@ def may_be_failure(line: str) -> bool:
 class FailureFinder:
     """Collects what may be a failure while a log goes by; :meth:`result` decides."""
 
-    __slots__ = ("_first", "_frame", "_frame_line", "_last", "_open", "_quiet_after", "_stopping")
+    __slots__ = ("_first", "_frame", "_frame_line", "_last", "_open", "_stopping")
 
     def __init__(self) -> None:
         self._first: list[_Match] = []
@@ -152,7 +152,6 @@ class FailureFinder:
         self._frame: Phase | None = None
         self._frame_line = 0
         self._stopping = False
-        self._quiet_after = 0
 
     @property
     def waiting(self) -> bool:
@@ -198,12 +197,12 @@ class FailureFinder:
             if frame:
                 self._take_frame(number, frame.group(1) or frame.group(2))
             return
-        level = text.level(line)
-        quiet = level in _QUIET or _NOISE.search(said) is not None
+        # What is logged as INFO may quote anything, users' prompts included.
+        if text.level(line) in _QUIET or _NOISE.search(said):
+            return
         classify = _classify if len(said) > _SHORT else _classify_again
-        signature = classify(said, started=started, quiet=quiet)
-        exception = not quiet and _EXCEPTION.match(said) is not None
-        if signature is None and not exception:
+        signature = classify(said, started=started)
+        if signature is None and _EXCEPTION.match(said) is None:
             return
         self._keep(
             _Match(
@@ -235,14 +234,22 @@ class FailureFinder:
         if match.signature is None or match.signature.details:
             self._open.append(match)
 
-    def result(self, started: bool, reached: Phase | None, tail: Iterable[str]) -> Failure | None:
-        """Return the failure that the log shows, or None."""
+    def result(
+        self, started: bool, reached: Phase | None, tail: Iterable[str], *, alive: int = 0
+    ) -> Failure | None:
+        """Return the failure that the log shows, or None.
+
+        ``alive`` is the last line that shows a started server at work: what looked like a failure
+        before it, and killed nothing, was none (a prompt, a request's own error).
+        """
         # What happened before a server started did not keep it from starting.
         matches = [m for m in (*self._first, *self._last) if m.started or not started]
         for match in matches:
             if match.signature is None:
                 match.signature = _rewrapped(match)
         known = [match for match in matches if match.signature is not None]
+        if started and all(_weight(match) > Weight.CONSEQUENCE for match in known):
+            known = [match for match in known if match.line > alive]
         best = _heaviest(known)
         if best is not None and _weight(best) > Weight.CONSEQUENCE:
             return _typed(best, known)
@@ -254,24 +261,19 @@ class FailureFinder:
         return _unknown(unknown, reached, tail)
 
 
-#: Signatures that can match, by (quiet, started).
+#: Signatures that can match before and after a server started.
 _APPLY = {
-    (quiet, started): tuple(
-        signature
-        for signature in SIGNATURES
-        if (signature.any_level or not quiet) and (signature.serving or not started)
-    )
-    for quiet in (False, True)
+    started: tuple(signature for signature in SIGNATURES if signature.serving or not started)
     for started in (False, True)
 }
 #: Messages up to this length are remembered: ranks and tracebacks say the same again and again.
 _SHORT = 400
 
 
-def _classify(said: str, *, started: bool, quiet: bool) -> Signature | None:
+def _classify(said: str, *, started: bool) -> Signature | None:
     """Return the heaviest signature that ``said`` matches."""
     best: Signature | None = None
-    for signature in _APPLY[quiet, started]:
+    for signature in _APPLY[started]:
         if signature.literal not in said or (best and signature.weight <= best.weight):
             continue
         if signature.pattern.search(said):
@@ -288,7 +290,7 @@ def _rewrapped(match: _Match) -> Signature | None:
     if not more:
         return None
     for joined in (" ".join([match.said, *more]), "".join([match.said, *more])):
-        signature = _classify(joined, started=match.started, quiet=False)
+        signature = _classify(joined, started=match.started)
         if signature is not None:
             return signature
     return None

@@ -30,8 +30,7 @@ class Signature:
     ``phase`` is None where the same text comes in several phases: it is then the step the log had
     reached. Named groups of ``pattern`` and ``details`` are its numbers (see :func:`numbers`); a
     detail is searched for in the text and in its continuation lines. ``serving`` says that it can
-    end a server that had started; others are requests' errors or noise by then. ``any_level``
-    admits lines logged as INFO or WARNING.
+    end a server that had started; others are requests' errors or noise by then.
     """
 
     type: str
@@ -42,7 +41,6 @@ class Signature:
     details: tuple[re.Pattern[str], ...] = ()
     weight: Weight = Weight.CAUSE
     serving: bool = False
-    any_level: bool = False
 
 
 def _sign(
@@ -54,7 +52,6 @@ def _sign(
     *details: str,
     weight: Weight = Weight.CAUSE,
     serving: bool = False,
-    any_level: bool = False,
 ) -> Signature:
     return Signature(
         type=type_,
@@ -65,7 +62,6 @@ def _sign(
         details=tuple(re.compile(detail) for detail in details),
         weight=weight,
         serving=serving,
-        any_level=any_level,
     )
 
 
@@ -224,7 +220,6 @@ SIGNATURES: tuple[Signature, ...] = (
         Outcome.OOM,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "triton_out_of_shared_memory",
@@ -235,7 +230,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"Required: (?P<required_shared_memory_bytes>\d+)",
         r"Hardware limit: ?(?P<shared_memory_limit_bytes>\d+)",
         serving=True,
-        any_level=True,
     ),
     # ------------------------------------------------------------ memory of the host, disk
     _sign(
@@ -247,7 +241,6 @@ SIGNATURES: tuple[Signature, ...] = (
         Outcome.OOM,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "killed_by_oom_killer",
@@ -256,7 +249,6 @@ SIGNATURES: tuple[Signature, ...] = (
         Outcome.OOM,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "killed_by_signal",
@@ -266,7 +258,6 @@ SIGNATURES: tuple[Signature, ...] = (
         None,
         weight=Weight.HINT,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "killed_by_signal",
@@ -276,7 +267,6 @@ SIGNATURES: tuple[Signature, ...] = (
         None,
         weight=Weight.HINT,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "killed_by_signal",
@@ -311,7 +301,6 @@ SIGNATURES: tuple[Signature, ...] = (
         r"\(size (?P<shm_bytes>\d+)\)",
         r"to (?P<shm_bytes>\d+) bytes",
         serving=True,
-        any_level=True,
     ),
     _sign(
         "shm_too_small",
@@ -320,7 +309,6 @@ SIGNATURES: tuple[Signature, ...] = (
         C,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "shm_too_small",
@@ -330,7 +318,6 @@ SIGNATURES: tuple[Signature, ...] = (
         None,
         weight=Weight.HINT,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "disk_full",
@@ -624,7 +611,6 @@ SIGNATURES: tuple[Signature, ...] = (
         C,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "driver_too_old",
@@ -746,7 +732,6 @@ SIGNATURES: tuple[Signature, ...] = (
         C,
         None,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "attention_kernel_failed",
@@ -810,7 +795,6 @@ SIGNATURES: tuple[Signature, ...] = (
         None,
         weight=Weight.HINT,
         serving=True,
-        any_level=True,
     ),
     _sign(
         "segmentation_fault",
@@ -829,7 +813,6 @@ SIGNATURES: tuple[Signature, ...] = (
         None,
         weight=Weight.HINT,
         serving=True,
-        any_level=True,
     ),
     # ------------------------------------------------------------ time ran out
     _sign(

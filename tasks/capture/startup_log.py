@@ -443,6 +443,7 @@ class _Start:
     settings: list[tuple[bool, str, int, str]] = field(default_factory=list)
     version: str | None = None
     started: bool = False
+    alive: int = 0
     cache: Literal["hit", "miss"] | None = None
     reached: Phase | None = None
     failures: FailureFinder = field(default_factory=FailureFinder)
@@ -481,6 +482,8 @@ class _Parser:
             tail.append(line)
             # Most of a long log: requests, throughput, routes. They say nothing about memory.
             if "HTTP/1." in line or " throughput: " in line or " Route: /" in line:
+                if ('"POST ' in line and '" 200' in line) or " throughput: " in line:
+                    self.start.alive = number
                 continue
             finder = self.start.failures
             if finder.waiting:
@@ -575,10 +578,12 @@ class _Parser:
 
     def _result(self, count: int) -> StartupLog:
         start = self.start
-        failure = start.failures.result(start.started, start.reached, self.tail)
+        failure = start.failures.result(start.started, start.reached, self.tail, alive=start.alive)
         if failure is None and not start.started and self.failed is not None:
             earlier, ended = self.failed
-            failure = earlier.failures.result(earlier.started, earlier.reached, ended)
+            failure = earlier.failures.result(
+                earlier.started, earlier.reached, ended, alive=earlier.alive
+            )
             start = start if failure is None else earlier
         settings = _settings(start)
         model = settings.get("model") or settings.get("model_tag")

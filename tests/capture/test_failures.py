@@ -195,6 +195,31 @@ def test_errors_of_requests_are_not_the_servers(line: str) -> None:
     assert (log.outcome, log.failure) == ("ok", None)
 
 
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "the pod was OOMKilled and exited with code 137",
+        "Segmentation fault",
+    ],
+)
+def test_a_prompt_that_quotes_a_failure_is_none(quoted: str) -> None:
+    """Logged requests hold anything, over several lines; the server goes on serving."""
+    served = '(APIServer pid=1) INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'
+    log = startup_log.parse(
+        [
+            STARTED,
+            f"(APIServer pid=1) INFO 01-01 00:00:00 [logger.py:41] Received request a: '{quoted}",
+            quoted,
+            "please explain'",
+            served,
+        ]
+    )
+    assert (log.outcome, log.failure) == ("ok", None)
+    died = startup_log.parse([STARTED, served, quoted])
+    assert died.failure is not None
+
+
 def test_a_cause_before_a_successful_start_did_not_matter() -> None:
     log = startup_log.parse(["OSError: [Errno 98] Address already in use", STARTED])
     assert log.outcome == "ok"
