@@ -232,16 +232,17 @@ def _series(samples: pa.Table | None, column: str) -> Series | None:
 
 
 def _summed(samples: pa.Table | None, column: str) -> Series | None:
-    """Return the sum over all rows of a tick."""
+    """Return the sum over all rows of a tick; rows of one tick follow each other."""
     if samples is None or not samples.num_rows:
         return None
-    totals = (
-        samples.select(["tick", "t_s", column])
-        .group_by("tick", use_threads=False)
-        .aggregate([("t_s", "max"), (column, "sum")])
-        .rename_columns(["tick", "t_s", column])
+    ticks = samples["tick"].to_numpy()
+    first = np.concatenate(([0], np.flatnonzero(np.diff(ticks)) + 1))
+    value = samples[column].cast(pa.float64()).to_numpy(zero_copy_only=False)
+    t_s = samples["t_s"].to_numpy(zero_copy_only=False)[first]
+    keep = ~np.isnan(t_s)
+    return Series(
+        ticks[first][keep], t_s[keep], np.add.reduceat(np.nan_to_num(value), first)[keep]
     )
-    return _series(totals, column)
 
 
 def _peak(window: Window | None, samples: pa.Table | None, column: str, file: str) -> Row:

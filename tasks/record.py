@@ -123,6 +123,7 @@ class _Ingester:
         self._known = known_runs(connection)
         self._ledger = ledger.read(home.bundles).manifests
         self._batch: dict[str, RunRows] = {}
+        self._batch_bytes = 0
         self._published = time.monotonic()
 
     def take(self, paths: Sequence[Path], publish_every_s: float | None) -> None:
@@ -161,6 +162,7 @@ class _Ingester:
             raise ledger.differs(run, listed, digest)
         rows = parse(self._adopt(path, run))
         self._batch[run] = rows
+        self._batch_bytes += rows.nbytes
 
     def _adopt(self, path: Path, run: str) -> Path:
         """Return the bundle's folder among the home's; one from elsewhere is copied there."""
@@ -178,9 +180,7 @@ class _Ingester:
         return target
 
     def _full(self) -> bool:
-        return len(self._batch) >= BATCH_RUNS or (
-            sum(rows.nbytes for rows in self._batch.values()) >= BATCH_BYTES
-        )
+        return len(self._batch) >= BATCH_RUNS or self._batch_bytes >= BATCH_BYTES
 
     def _flush(self) -> None:
         from warehouse.store import replace_runs
@@ -194,7 +194,7 @@ class _Ingester:
         for run, digest in manifests.items():
             (self._report.replaced if run in self._known else self._report.ingested).append(run)
             self._known[run] = (digest, PARSER_VERSION)
-        self._batch = {}
+        self._batch, self._batch_bytes = {}, 0
 
     def _quarantine(self, path: Path, reason: str) -> None:
         """Move a failed bundle of this home aside; one from elsewhere is left, with a note here."""
@@ -255,7 +255,7 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
 
     listed = ledger.read(home.bundles).manifests
     batch: dict[str, RunRows] = {}
-    total = 0
+    total = held = 0
 
     def flush() -> int:
         replace_runs(connection, {run: rows.tables for run, rows in batch.items()})
@@ -270,10 +270,11 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
             if entry is not None and entry != rows.manifest_sha256:
                 raise ledger.differs(rows.run_uuid, entry, rows.manifest_sha256)
             batch[rows.run_uuid] = rows
+            held += rows.nbytes
         except (CheckFailed, CannotFindOut) as error:
             refused.append(Refused(path, str(error)))
-        if len(batch) >= BATCH_RUNS or sum(r.nbytes for r in batch.values()) >= BATCH_BYTES:
-            total += flush()
+        if len(batch) >= BATCH_RUNS or held >= BATCH_BYTES:
+            total, held = total + flush(), 0
     total += flush()
     ledger.append(home.bundles, _stored_manifests(connection))
     return total

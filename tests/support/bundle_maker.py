@@ -8,6 +8,7 @@ import sqlite3
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +166,9 @@ class Lab:
 
 def utc(stamp_s: float) -> str:
     """Return a test clock's stamp as ISO 8601."""
-    seconds = stamp_s - 1000.0
-    return f"2026-11-29T12:{int(seconds // 60):02d}:{seconds % 60:06.3f}Z"
+    start = datetime(2026, 11, 29, 12, tzinfo=UTC)
+    text = (start + timedelta(seconds=stamp_s - 1000.0)).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def write_outputs(folder: Path, spec: Spec) -> None:
