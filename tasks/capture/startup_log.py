@@ -326,8 +326,8 @@ FORMS: tuple[_Form, ...] = (
     ),
     # v1/metrics/loggers.py up to 0.1x
     _form(
-        "num_gpu_blocks is:",
-        rf"cache_config_info with initialization after num_gpu_blocks is: ?(?P<n>{_COUNT})",
+        "num_gpu_blocks is",
+        rf"\bnum_gpu_blocks is:? ?(?P<n>{_COUNT})",
         ("n", "num_gpu_blocks", "count"),
         reached=Phase.KV_CACHE,
     ),

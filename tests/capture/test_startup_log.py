@@ -77,6 +77,31 @@ def test_good_log_gives_every_labelled_value(record: dict[str, Any]) -> None:
     assert log.outcome == ("ok" if "server_started" in expected else "incomplete")
 
 
+def test_excerpts_with_known_arithmetic_are_read() -> None:
+    """The capacity model's own evidence: what its lines state is what is parsed from them."""
+    names = {
+        "kv_cache_tokens": "kv_cache_size_tokens",
+        "max_concurrency": "max_concurrency",
+        "attention_block_size": "attention_block_size_tokens",
+        "mamba_padding_pct": "mamba_padding_percent",
+        "available_gib": "available_kv_cache_bytes",
+    }
+    compared = 0
+    for line in (DATA / "startup-logs.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        log = parse(record["raw_lines"])
+        assert log.failure is None
+        for label, stated in record["parsed"].items():
+            if stated is None or label not in names:
+                continue
+            if label == "available_gib" and "ranks)" in record["raw_lines"][0]:
+                continue  # summed up by hand: "11.51-11.55 GiB (8 ranks)"
+            wanted = int(stated * GIB) if label == "available_gib" else stated
+            assert log.values[names[label]].value == wanted, (record["id"], label)
+            compared += 1
+    assert compared >= 90
+
+
 def test_every_value_has_a_name_of_the_registry() -> None:
     named = {name for form in startup_log.FORMS for _, name, _ in form.groups}
     assert named | set(startup_log.RULING) <= set(STARTUP)
