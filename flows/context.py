@@ -66,6 +66,16 @@ def announce(home: Home) -> None:
     )
 
 
+def need_disk(home: Home, plan: Plan) -> None:
+    """Refuse a plan whose bundles would not fit on the disk; nothing was started yet."""
+    free, need = shutil.disk_usage(_existing(home)).free, 2 * plan.disk_bytes + 300_000_000
+    if free < need:
+        raise BadInput(
+            f"{home.root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the bundles "
+            f"of sweep {plan.sweep.name}, their copies in Polyaxon and the warehouse"
+        )
+
+
 def _existing(home: Home) -> str:
     path = home.root
     while not path.exists():
@@ -91,12 +101,14 @@ def _model_names(sweep: Sweep) -> list[str]:
     return sorted(names)
 
 
-def open_context(sweep_name: str, target_name: str, *, fresh: bool, flow_run_id: str) -> Context:
+def open_context(
+    sweep_name: str, target_name: str, *, fresh: bool, keep_infeasible: bool, flow_run_id: str
+) -> Context:
     """Plan the sweep and open its round; services have to be up."""
     home = Home.find()
     where, text = find_sweep(sweep_name)
     sweep = parse_sweep(text, where=where)
-    plan = make_plan(sweep, surroundings(home, target_name))
+    plan = make_plan(sweep, surroundings(home, target_name), keep_infeasible=keep_infeasible)
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
     round_, new = open_round(home, sweep, text, fresh=fresh)

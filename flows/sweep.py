@@ -23,12 +23,13 @@ from prefect.utilities.annotations import quote
 from flows.context import Context, open_context
 from flows.output import say
 from tasks import reconcile, record
-from tasks.collect import collect
-from tasks.measure import find_or_create, wait_until_final
+from tasks.collect import collect, infeasible_uuid, seal_infeasible
+from tasks.measure import find_or_create, wait_until_final, write_prediction
 from tasks.plan.plan import PlannedRun
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from warehouse.errors import CannotFindOut, MemsweepError
+from warehouse.registry import Outcome
 
 #: Far above any number of slots: the slots, not the pool, limit what runs at a time.
 #: (Prefect's runners are invariant in their future's type, hence the cast.)
@@ -56,12 +57,21 @@ class CellResult:
     task_runner=RUNNER,
     persist_result=False,
 )
-def measure_sweep(sweep: str, target: str = "local", *, fresh: bool = False) -> State[str]:
+def measure_sweep(
+    sweep: str, target: str = "local", *, fresh: bool = False, keep_infeasible: bool = False
+) -> State[str]:
     """Measure what is missing of a sweep's newest round (or of a new one).
 
-    ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles.
+    ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles;
+    ``keep_infeasible`` runs even the cells that the prediction refuses.
     """
-    context = open_context(sweep, target, fresh=fresh, flow_run_id=str(flow_run.get_id()))
+    context = open_context(
+        sweep,
+        target,
+        fresh=fresh,
+        keep_infeasible=keep_infeasible,
+        flow_run_id=str(flow_run.get_id()),
+    )
     with context.round.only_flow():
         context.round.clear_stop()
         context.round.note_flow(context.measuring.flow_run_id)
@@ -97,7 +107,7 @@ def measure_round(context: Context) -> list[CellResult]:
     Raises what kept a cell from being measured; no further cell is started then.
     """
     measuring = context.measuring
-    results: list[CellResult] = []
+    results = [record_infeasible(context, run) for run in context.plan.skipped()]
     started: list[Started] = []
     try:
         for run in context.plan.runs():
@@ -194,6 +204,29 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
         + (f" - {message[0][:200]}" if message and outcome != "ok" else "")
     )
     return CellResult(run.cell.label, run.repeat, view.uuid, outcome, expected, reused=False)
+
+
+def record_infeasible(context: Context, run: PlannedRun) -> CellResult:
+    """Seal and ingest a repeat that the prediction refused: it is a result, but no run."""
+    round_, home = context.round, context.measuring.home
+    done = round_.finished(run.cell.cell_key, run.repeat)
+    if done is not None:
+        return _reused(run, done)
+    digest = write_prediction(context.measuring, run)
+    state = RepeatState(
+        cell_key=run.cell.cell_key,
+        repeat=run.repeat,
+        attempt=1,
+        run_uuid=infeasible_uuid(round_, run),
+        prediction_sha256=digest,
+    )
+    sealed = seal_infeasible(home, round_, run, state, context.origin)
+    outcome = Outcome.INFEASIBLE.value
+    round_.save(replace(state, outcome=outcome, manifest_sha256=sealed.manifest_sha256))
+    _publish(context, sealed.run_uuid)
+    say(f"  {run.cell.label}: skipped as infeasible - {run.planned.infeasible}")
+    expected = run.planned.as_expected(outcome)
+    return CellResult(run.cell.label, run.repeat, sealed.run_uuid, outcome, expected, reused=False)
 
 
 _one_ingest = threading.Lock()

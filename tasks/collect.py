@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,7 @@ from tasks.outcome import decide_outcome
 from tasks.plan.plan import PlannedRun
 from tasks.rounds import RepeatState, Round, now
 from warehouse.errors import CannotFindOut
+from warehouse.registry import Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ def collect(
     port.fetch(view.uuid, folder)
     end = read_json(folder / "end.json")
     problems = _differences(folder, end)
-    _add_own_files(folder, port, round_, run, view, state, origin)
+    _add_plan(folder, round_, run, state, origin, created_by=view.meta_info.get("flow_run"))
+    _add_polyaxon(folder, port, view)
     outcome, phase, message = decide_outcome(
         end=end,
         polyaxon_status=view.status,
@@ -100,20 +103,10 @@ def collect(
     )
     observed = None if end is None else end.get("observed")
     started, ended = _times(folder, end, view)
-    identity = Identity(
-        run_uuid=view.uuid,
-        cell_key=run.cell.cell_key,
-        setting_key=run.cell.setting_key,
-        sweep=round_.sweep_name,
-        sweep_sha256=round_.sweep_sha256,
-        round=round_.id,
-        repeat=run.repeat,
-        attempt=state.attempt,
-    )
     return bundle.seal(
         home,
         folder,
-        identity,
+        _identity(round_, run, state, view.uuid),
         outcome=outcome,
         phase=phase,
         facts={
@@ -159,25 +152,104 @@ def _failure(log: Path) -> Failure | None:
         return startup_log.parse(lines).failure
 
 
-def _add_own_files(
+def seal_infeasible(
+    home: Home, round_: Round, run: PlannedRun, state: RepeatState, origin: Origin
+) -> Bundle:
+    """Seal the bundle of a repeat that the prediction refused and nobody started; idempotent.
+
+    It has no Polyaxon run, so its UUID is derived from what it is (``state.run_uuid``).
+    """
+    if state.run_uuid is None:
+        raise CannotFindOut(f"{run.cell.label}: no UUID was given to the refused repeat")
+    existing = bundle.sealed(home, state.run_uuid)
+    if existing is not None:
+        return existing
+    _need_space(home)
+    folder = bundle.staging(home, state.run_uuid)
+    _add_plan(folder, round_, run, state, origin, created_by=None)
+    at = now()
+    return bundle.seal(
+        home,
+        folder,
+        _identity(round_, run, state, state.run_uuid),
+        outcome=Outcome.INFEASIBLE,
+        phase=Phase.QUEUE,
+        facts={
+            "observed": None,
+            "message": run.planned.infeasible,
+            "reason": None,
+            "started_at": at,
+            "ended_at": at,
+            "incomplete": [],
+        },
+    )
+
+
+def infeasible_uuid(round_: Round, run: PlannedRun) -> str:
+    """Return the UUID of a repeat that is never started: always the same for the same one."""
+    name = f"memsweep:{round_.id}:{run.cell.cell_key}:{run.repeat}"
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+
+
+def _identity(round_: Round, run: PlannedRun, state: RepeatState, run_uuid: str) -> Identity:
+    return Identity(
+        run_uuid=run_uuid,
+        cell_key=run.cell.cell_key,
+        setting_key=run.cell.setting_key,
+        sweep=round_.sweep_name,
+        sweep_sha256=round_.sweep_sha256,
+        round=round_.id,
+        repeat=run.repeat,
+        attempt=state.attempt,
+    )
+
+
+def _add_plan(
     folder: Path,
-    port: PolyaxonPort,
     round_: Round,
     run: PlannedRun,
-    view: RunView,
     state: RepeatState,
     origin: Origin,
+    *,
+    created_by: str | None,
 ) -> None:
-    content = port.content(view.uuid)
-    try:
-        operation: object = json.loads(content)
-    except ValueError:
-        operation = content
+    """Write what was submitted, what was predicted, and who and what measured."""
     prediction = round_.prediction_path(run.cell.cell_key)
     (folder / "sweep.yaml").write_text(round_.sweep_text, encoding="utf-8")
     (folder / "cell.json").write_text(run.cell.canonical() + "\n", encoding="utf-8")
     if prediction.is_file():
         shutil.copyfile(prediction, folder / "prediction.json")
+    _write(
+        folder / "orchestration.json",
+        {
+            **code_state(),
+            "who": getpass.getuser(),
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "target": origin.target,
+            "flow_lock_sha256": origin.flow_lock_sha256,
+            "prefect_flow_run_id": origin.flow_run_id,
+            "operation_template_sha256": origin.template_key(run),
+            "created_by_flow_run_id": created_by,
+            "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
+            "sweep": round_.sweep_name,
+            "sweep_sha256": round_.sweep_sha256,
+            "round": round_.id,
+            "repeat": run.repeat,
+            "attempt": state.attempt,
+            "prediction_sha256": state.prediction_sha256,
+            "collected_at": now(),
+        },
+    )
+
+
+def _add_polyaxon(folder: Path, port: PolyaxonPort, view: RunView) -> None:
+    """Write the compiled operation and the run's history as Polyaxon holds them."""
+    content = port.content(view.uuid)
+    try:
+        operation: object = json.loads(content)
+    except ValueError:
+        operation = content
     _write(folder / "operation.json", operation)
     _write(
         folder / "polyaxon.json",
@@ -192,28 +264,6 @@ def _add_own_files(
             "created_at": view.created_at,
             "meta_info": view.meta_info,
             "conditions": view.conditions,
-        },
-    )
-    _write(
-        folder / "orchestration.json",
-        {
-            **code_state(),
-            "who": getpass.getuser(),
-            "host": platform.node(),
-            "python": platform.python_version(),
-            "target": origin.target,
-            "flow_lock_sha256": origin.flow_lock_sha256,
-            "prefect_flow_run_id": origin.flow_run_id,
-            "operation_template_sha256": origin.template_key(run),
-            "created_by_flow_run_id": view.meta_info.get("flow_run"),
-            "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
-            "sweep": round_.sweep_name,
-            "sweep_sha256": round_.sweep_sha256,
-            "round": round_.id,
-            "repeat": run.repeat,
-            "attempt": state.attempt,
-            "prediction_sha256": state.prediction_sha256,
-            "collected_at": now(),
         },
     )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 from testkit.planning import surroundings
+from testkit.polyaxon import FakePolyaxon
 
 from tasks import measure
 from tasks.home import Home
@@ -18,71 +17,6 @@ from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import find_sweep, parse_sweep
 from tasks.rounds import open_round
 from warehouse.errors import CannotFindOut, ServiceDown
-
-
-@dataclass
-class FakePolyaxon:
-    """A Polyaxon in memory; ``script`` gives each run's further statuses, one a look."""
-
-    runs: dict[str, tuple[RunView, dict[str, str]]] = field(default_factory=dict)
-    script: dict[str, list[str]] = field(default_factory=dict)
-    die_after_create: bool = False
-    stopped: list[str] = field(default_factory=list)
-    host: str = "http://127.0.0.1:1"
-    owner: str = "default"
-    project: str = "memsweep"
-
-    def find(self, meta: dict[str, str]) -> list[RunView]:
-        return [
-            view
-            for view, own in self.runs.values()
-            if all(own.get(key) == value for key, value in meta.items())
-        ]
-
-    def create(self, *, operation: dict[str, object], name: str, meta: dict[str, str]) -> RunView:
-        del operation, name
-        uuid = f"00000000-0000-4000-8000-{len(self.runs) + 1:012d}"
-        view = RunView(uuid=uuid, status="compiled", is_final=False, meta_info=meta)
-        self.runs[uuid] = (view, meta)
-        if self.die_after_create:
-            raise KeyboardInterrupt
-        return view
-
-    def view(self, run_uuid: str) -> RunView:
-        view, meta = self.runs[run_uuid]
-        left = self.script.get(run_uuid) or self.script.get("*") or []
-        if left:
-            status = left.pop(0)
-            final = status in ("succeeded", "failed", "stopped")
-            view = replace(view, status=status, is_final=final)
-            self.runs[run_uuid] = (view, meta)
-        return view
-
-    def stop(self, run_uuid: str) -> None:
-        self.stopped.append(run_uuid)
-        self.script[run_uuid] = ["stopping", "stopped"]
-
-    def check(self) -> dict[str, str]:
-        return {}
-
-    def ensure_project(self) -> None: ...
-
-    def active(self) -> list[RunView]:
-        return []
-
-    def content(self, run_uuid: str) -> str:
-        return "{}"
-
-    def log_outputs(self, run_uuid: str, outputs: dict[str, object]) -> None: ...
-
-    def post_status(self, run_uuid: str, status: str, reason: str, message: str) -> None: ...
-
-    def logs(self, run_uuid: str) -> str:
-        return ""
-
-    def fetch(self, run_uuid: str, into: Path) -> list[str]:
-        return []
-
 
 Make = Callable[[FakePolyaxon], tuple[Measuring, PlannedRun]]
 

@@ -16,6 +16,9 @@ from tasks.plan.sweep import find_sweep, parse_sweep
 from tasks.rounds import Round, rounds_of
 from warehouse.errors import BadInput, CheckFailed
 
+KeepOption = Annotated[
+    bool, typer.Option("--keep-infeasible", help="run even what the prediction refuses")
+]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="open a new round: measure again")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="UUID, unique prefix, or latest")]
 
@@ -56,28 +59,35 @@ def demo(fresh: FreshOption = False) -> None:
         say(f"  {line}")
 
 
-def run(sweep: SweepArgument, target: TargetOption = "local", fresh: FreshOption = False) -> None:
+def run(
+    sweep: SweepArgument,
+    target: TargetOption = "local",
+    fresh: FreshOption = False,
+    keep_infeasible: KeepOption = False,
+) -> None:
     """Measure what is missing of a sweep's newest round; a second call goes on where it was.
 
     Exits 0 when every outcome was as expected, 1 when one was not.
 
     Example: `memsweep run demo`
     """
-    _measure(sweep, target, fresh=fresh, show_plan=False)
+    _measure(sweep, target, fresh=fresh, show_plan=False, keep_infeasible=keep_infeasible)
 
 
-def _measure(sweep: str, target: str, *, fresh: bool, show_plan: bool) -> None:
+def _measure(
+    sweep: str, target: str, *, fresh: bool, show_plan: bool, keep_infeasible: bool = False
+) -> None:
     from flows.commands.planning import show
-    from flows.context import prepare, surroundings, use
+    from flows.context import need_disk, prepare, surroundings, use
     from tasks.plan.plan import make_plan
 
     home = Home.find()
     where, text = find_sweep(sweep)
     # Bad input is found before anything is installed or started.
     parsed = parse_sweep(text, where=where)
-    make_plan(parsed, surroundings(home, target))
+    need_disk(home, make_plan(parsed, surroundings(home, target)))
     endpoints = prepare(home, parsed, target)
-    plan = make_plan(parsed, surroundings(home, target))
+    plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep_infeasible)
     if show_plan:
         show(plan)
     _refuse_unresolved(plan)
@@ -87,7 +97,9 @@ def _measure(sweep: str, target: str, *, fresh: bool, show_plan: bool) -> None:
     crash_dead_flows(home, endpoints.prefect_api_url, say)
     from flows.sweep import measure_sweep
 
-    state = measure_sweep(sweep, target, fresh=fresh, return_state=True)
+    state = measure_sweep(
+        sweep, target, fresh=fresh, keep_infeasible=keep_infeasible, return_state=True
+    )
     state.result(raise_on_failure=not state.is_failed() or state.data is not None)
     say(state.message or "")
     if not state.is_completed():

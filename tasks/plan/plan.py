@@ -61,6 +61,7 @@ class PlannedCell:
     experiment: str
     prediction: Prediction
     estimate_s: float
+    kept: bool = False  # measured although it is infeasible (--keep-infeasible)
 
     @property
     def infeasible(self) -> str | None:
@@ -70,10 +71,15 @@ class PlannedCell:
     @property
     def skipped(self) -> bool:
         """Whether ``run`` leaves the cell out (its outcome is then ``infeasible``)."""
-        return self.infeasible is not None and self.cell.expect is None
+        return self.infeasible is not None and self.cell.expect is None and not self.kept
 
     def as_expected(self, outcome: str) -> bool:
-        """Return whether an outcome counts as success for this cell."""
+        """Return whether an outcome counts as success for this cell.
+
+        What the prediction refuses is expected to be skipped or, when it is kept, refused.
+        """
+        if self.infeasible is not None and self.cell.expect is None:
+            return outcome == (Outcome.REFUSED if self.kept else Outcome.INFEASIBLE).value
         return outcome == (self.cell.expect or Outcome.OK).value
 
 
@@ -100,10 +106,16 @@ class Plan:
 
     def runs(self) -> Iterator[PlannedRun]:
         """Yield every run that is to be started, repeats interleaved."""
+        yield from (run for run in self._repeats() if not run.planned.skipped)
+
+    def skipped(self) -> Iterator[PlannedRun]:
+        """Yield every run that the prediction refuses and that is left out."""
+        yield from (run for run in self._repeats() if run.planned.skipped)
+
+    def _repeats(self) -> Iterator[PlannedRun]:
         for repeat in range(1, self.sweep.repeats + 1):
             for planned in self.cells:
-                if not planned.skipped:
-                    yield PlannedRun(planned, repeat)
+                yield PlannedRun(planned, repeat)
 
     @property
     def boots(self) -> int:
@@ -129,14 +141,14 @@ class Plan:
         return [f"{p.cell.label}: {name}" for p in self.cells for name in p.cell.pins.unresolved]
 
 
-def make_plan(sweep: Sweep, surroundings: Surroundings) -> Plan:
-    """Expand ``sweep`` for a target.
+def make_plan(sweep: Sweep, surroundings: Surroundings, *, keep_infeasible: bool = False) -> Plan:
+    """Expand ``sweep`` for a target; ``keep_infeasible`` measures even what cannot work.
 
     Raises :class:`BadInput` where a setting cannot be, where two cells are the same, or where the
     model's architecture is unknown.
     """
     cells = [
-        _planned(sweep, experiment, label, setting, surroundings)
+        _planned(sweep, experiment, label, setting, surroundings, kept=keep_infeasible)
         for experiment, label, setting in sweep.expand(
             memory_total_bytes=surroundings.memory_total_bytes
         )
@@ -154,7 +166,13 @@ def make_plan(sweep: Sweep, surroundings: Surroundings) -> Plan:
 
 
 def _planned(
-    sweep: Sweep, experiment: Experiment, label: str, setting: Setting, where: Surroundings
+    sweep: Sweep,
+    experiment: Experiment,
+    label: str,
+    setting: Setting,
+    where: Surroundings,
+    *,
+    kept: bool,
 ) -> PlannedCell:
     pins = _pins(sweep, setting, where)
     pace = PACES[where.device]
@@ -171,7 +189,7 @@ def _planned(
     config = where.config(setting.model.name)
     prediction = predict(cell, config, memory_total_bytes=where.memory_total_bytes)
     estimate = pace.start_s + pace.run_overhead_s + (0 if refused else sum(points))
-    return PlannedCell(cell, experiment.name, prediction, estimate)
+    return PlannedCell(cell, experiment.name, prediction, estimate, kept)
 
 
 def _pins(sweep: Sweep, setting: Setting, where: Surroundings) -> Pins:
