@@ -219,6 +219,8 @@ class Capacity:
     padding_layers: int
     #: Every block count the given memory allows, smallest first.
     candidates: tuple[Candidate, ...]
+    #: The candidate of the memory as given, unrounded: the middle of the candidates.
+    nominal: Candidate | None
     #: Set if vLLM would refuse to start with every candidate.
     refusal: Refusal | None
     #: Some candidates are refused and others are not: the logged GiB is too coarse to tell.
@@ -1062,7 +1064,9 @@ def within(
         BadInput: none or several of the three are given.
     """
     blocks, memory = _block_range(plan, available_bytes, available_gib, num_gpu_blocks)
-    candidates = [_candidate(plan, count) for count in range(max(1, blocks[0]), blocks[1] + 1)]
+    lowest = max(1, blocks[0])
+    candidates = [_candidate(plan, count) for count in range(lowest, blocks[1] + 1)]
+    middle = max(lowest, (memory[0] + memory[1]) // 2 // plan.bytes_per_block)
     refusal = _refusal(plan, memory[1])
     may = refusal is None and memory[0] != memory[1] and _refusal(plan, memory[0]) is not None
     return Capacity(
@@ -1074,6 +1078,7 @@ def within(
         kv_groups=sum(table.groups for table in plan.tables),
         padding_layers=plan.padding_layers,
         candidates=tuple(candidates),
+        nominal=candidates[middle - lowest] if candidates else None,
         refusal=refusal,
         may_be_refused=may,
     )
