@@ -30,4 +30,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not sys.exit: while Python takes itself down it gives the signals back, and one that comes
+    # then would end a finished run with the wrong exit code.
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)
