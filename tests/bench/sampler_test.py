@@ -33,7 +33,7 @@ def test_the_interval_holds_the_difference() -> None:
 def test_ten_minutes_beside_a_busy_core(interval_s: float, busy: int) -> None:
     """10 minutes each."""
     figures = sampler.lateness(600, interval_s, busy)
-    print(figures)  # noqa: T201 - the figures are the result
+    print(figures)
     assert figures["values_off_the_function"] == 0
     assert figures["kept_percent"] >= 99.5
     assert figures["lateness_p99_ms"] <= 10
