@@ -37,6 +37,8 @@ RUNNER = cast("TaskRunner[PrefectFuture[Any]]", ThreadPoolTaskRunner(max_workers
 #: How long an interrupted flow waits for its runs to stop and to be collected.
 WIND_UP_S = 300.0
 SLOT_POLL_S = 0.1
+#: Name of the flow run's state when everything was measured, but not all came out as expected.
+NOT_AS_EXPECTED = "NotAsExpected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def _verdict(results: list[CellResult]) -> State[str]:
     text = f"{len(results) - len(wrong)} of {len(results)} cells as expected"
     if wrong:
         text += "; " + ", ".join(f"{r.label}: {r.outcome}" for r in wrong[:5])
-        return Failed(message=text)
+        return Failed(name=NOT_AS_EXPECTED, message=text)
     return Completed(message=text)
 
 

@@ -95,15 +95,15 @@ def _measure(
     from tasks.reconcile import crash_dead_flows
 
     crash_dead_flows(home, endpoints.prefect_api_url, say)
-    from flows.sweep import measure_sweep
+    from flows.sweep import NOT_AS_EXPECTED, measure_sweep
 
     state = measure_sweep(
         sweep, target, fresh=fresh, keep_infeasible=keep_infeasible, return_state=True
     )
-    state.result(raise_on_failure=not state.is_failed() or state.data is not None)
-    say(state.message or "")
-    if not state.is_completed():
+    if state.name == NOT_AS_EXPECTED:
         raise CheckFailed(f"sweep {parsed.name}: {state.message}; see: memsweep compare")
+    state.result()  # raises what kept the flow from its end
+    say(state.message or "")
 
 
 def _refuse_unresolved(plan: Plan) -> None:

@@ -61,7 +61,6 @@ class PlannedCell:
     experiment: str
     prediction: Prediction
     estimate_s: float
-    kept: bool = False  # measured although it is infeasible (--keep-infeasible)
 
     @property
     def infeasible(self) -> str | None:
@@ -71,15 +70,15 @@ class PlannedCell:
     @property
     def skipped(self) -> bool:
         """Whether ``run`` leaves the cell out (its outcome is then ``infeasible``)."""
-        return self.infeasible is not None and self.cell.expect is None and not self.kept
+        return self.infeasible is not None and self.cell.expect is None
 
     def as_expected(self, outcome: str) -> bool:
         """Return whether an outcome counts as success for this cell.
 
-        What the prediction refuses is expected to be skipped or, when it is kept, refused.
+        What is skipped is expected to be infeasible.
         """
-        if self.infeasible is not None and self.cell.expect is None:
-            return outcome == (Outcome.REFUSED if self.kept else Outcome.INFEASIBLE).value
+        if self.skipped:
+            return outcome == Outcome.INFEASIBLE.value
         return outcome == (self.cell.expect or Outcome.OK).value
 
 
@@ -189,7 +188,10 @@ def _planned(
     config = where.config(setting.model.name)
     prediction = predict(cell, config, memory_total_bytes=where.memory_total_bytes)
     estimate = pace.start_s + pace.run_overhead_s + (0 if refused else sum(points))
-    return PlannedCell(cell, experiment.name, prediction, estimate, kept)
+    if kept and prediction.refusal is not None and cell.expect is None:
+        # Kept to measure the refusal: that is what is then expected of it.
+        cell = cell.model_copy(update={"expect": Outcome.REFUSED})
+    return PlannedCell(cell, experiment.name, prediction, estimate)
 
 
 def _pins(sweep: Sweep, setting: Setting, where: Surroundings) -> Pins:

@@ -234,3 +234,14 @@ def test_the_canonical_form_has_one_spelling() -> None:
     assert canonical_json({"b": 1.5, "a": ["é", None]}) == '{"a":["\\u00e9",null],"b":1.5}'
     with pytest.raises(ValueError, match="Out of range"):
         canonical_json(float("nan"))
+
+
+def test_keeping_infeasible_cells_expects_their_refusal_and_keeps_their_key() -> None:
+    sweep = parse_sweep(MINIMAL.replace("16777216", "1000000000000"), where="x")
+    skipped = make_plan(sweep, surroundings())
+    kept = make_plan(sweep, surroundings(), keep_infeasible=True)
+    assert [run.repeat for run in skipped.skipped()] == [1, 2]
+    assert skipped.cells[0].as_expected("infeasible")
+    assert kept.boots == 2
+    assert kept.cells[0].as_expected("refused")
+    assert kept.cells[0].cell.cell_key == skipped.cells[0].cell.cell_key
