@@ -21,6 +21,7 @@ from warehouse.errors import MemsweepError
 MODULES = (
     "running",
     "planning",
+    "capacity",
     "parse_log",
     "looking",
     "auditing",

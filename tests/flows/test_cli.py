@@ -1,0 +1,113 @@
+"""The command line: bad input is one line and exit 2, and it starts and makes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "state"
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home))
+    return home
+
+
+BAD_SWEEP = """
+name: bad
+model: tiny-qwen3
+server: {max_model_len: 600, kv_cache_memory_bytes: 16777216}
+experiments:
+  - name: one
+    points: [{parallel: 4, number: 8}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["run"], "Missing argument 'SWEEP'"),
+        (["run", "no-such-sweep"], "unknown sweep 'no-such-sweep'"),
+        (["plan", "no-such-sweep"], "unknown sweep 'no-such-sweep'"),
+        (["plan", "demo", "--no-such-option"], "No such option: --no-such-option"),
+        (["plan", "demo", "--target", "no-such-target"], "target 'no-such-target'"),
+        (["run", "BAD"], "needs 640 tokens"),
+        (["plan", "BAD"], "needs 640 tokens"),
+        (["logs", "zz"], "unknown run 'zz'"),
+        (["stop", "zz"], "unknown run 'zz'"),
+        (["services", "up", "--prefect-port", "99999999"], "--prefect-port"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    state_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(BAD_SWEEP)
+    assert cli.run([str(bad) if word == "BAD" else word for word in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not state_folder.exists()
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_starts(
+    state_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    real = shutil.disk_usage(state_folder.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1_000_000))
+    assert cli.run(["run", "demo"]) == 2
+    assert "1 MB free, wanted" in capsys.readouterr().err
+    assert not state_folder.exists()
+
+
+def test_no_arguments_print_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 2
+    out, err = capsys.readouterr()
+    assert "demo" in out
+    assert err == ""
+
+
+def test_plan_gives_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", "demo", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["format"] == 1
+    assert [cell["label"] for cell in value["cells"]][-1] == "recovery"
+    assert value["boots"] == 5
+    assert value["cells"][0]["prediction"]["values"]["kv_cache_size_tokens"] == 975_890
+
+
+def test_sweeps_lists_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["sweeps", "--json"]) == 0
+    assert "demo" in [s["sweep"] for s in json.loads(capsys.readouterr().out)["sweeps"]]
+
+
+def test_looking_ahead_imports_no_service(tmp_path: Path) -> None:
+    code = (
+        "import sys; from flows import cli; code = cli.run(['plan', 'demo', '--json']);"
+        "heavy = {'prefect', 'polyaxon', 'duckdb', 'pyarrow', 'torch', 'scipy'} & set(sys.modules);"
+        "assert not heavy, heavy; sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env={"MEMSWEEP_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
