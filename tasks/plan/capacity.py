@@ -34,6 +34,7 @@ from tasks.plan.layers import (
     Layer,
     Mamba2,
     Span,
+    StateLayer,
     ceil_div,
     element_bytes,
 )
@@ -463,10 +464,8 @@ def _draft_layers(
     return description.draft_layer
 
 
-def _state_bytes(
-    layer: Layer, settings: ServingSettings, term: Terms, description: ModelDescription
-) -> int:
-    assert not isinstance(layer, AttentionLayer)
+def _state_elements(settings: ServingSettings, description: ModelDescription) -> tuple[int, int]:
+    """Return the bytes of one element of the convolution buffer and of the recurrent state."""
     conv_name = settings.mamba_cache_dtype
     if conv_name == "auto":
         conv_name = settings.dtype
@@ -474,9 +473,29 @@ def _state_bytes(
     state_name = settings.mamba_ssm_cache_dtype
     if state_name == "auto":
         state_name = description.state_dtype or "auto"
-    state = conv if state_name == "auto" else element_bytes(state_name)
+    return conv, conv if state_name == "auto" else element_bytes(state_name)
+
+
+def _state_bytes(
+    layer: StateLayer, settings: ServingSettings, term: Terms, description: ModelDescription
+) -> int:
+    conv, state = _state_elements(settings, description)
     speculative = term.speculative if _counts_speculation(layer, term, description) else 0
     return layer.state_bytes(term.tp, speculative, conv, state)
+
+
+def state_bytes(
+    layer: StateLayer, settings: ServingSettings, description: ModelDescription
+) -> tuple[int, int]:
+    """Return the bytes of one layer's state on one rank and how much of it is convolution buffer.
+
+    Raises:
+        BadInput: the state cannot be divided by the tensor-parallel size.
+    """
+    conv, state = _state_elements(settings, description)
+    tp = settings.tensor_parallel
+    whole = layer.state_bytes(tp, 0, conv, state)
+    return whole, whole - layer.state_bytes(tp, 0, 0, state)
 
 
 def _counts_speculation(layer: Layer, term: Terms, description: ModelDescription) -> bool:
