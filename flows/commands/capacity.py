@@ -1,4 +1,4 @@
-"""``memsweep capacity``: what vLLM will log about its KV cache, before anything boots."""
+"""``memsweep capacity`` and ``memsweep fit``: memory before anything boots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ GROUP = "Plan"
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("capacity", rich_help_panel=GROUP)(capacity)
-
-
-def _config_path(config: Path) -> dict[str, Any]:
-    from tasks.plan import model
-
-    return model.load(config)
+    app.command("fit", rich_help_panel=GROUP)(fit)
 
 
 def _capability(text: str | None) -> tuple[int, int] | None:
@@ -84,13 +79,14 @@ def capacity(
     from tasks.plan import capacity as arithmetic
     from tasks.plan import model
     from tasks.plan.capacity import ServingSettings, Speculative
+    from tasks.plan.versions import NEWEST, EngineVersion
     from warehouse.errors import BadInput
 
     if (requests is None) != (tokens_per_request is None):
         raise BadInput("--requests and --tokens-per-request belong together: got one of them")
     if prompt_tokens is not None and requests is None:
         raise BadInput("--prompt-tokens: needs --requests and --tokens-per-request")
-    description = model.describe(_config_path(config), where=str(config))
+    description = model.describe(model.load(config), where=str(config))
     settings = ServingSettings(
         vllm_version=vllm_version,
         device=device,
@@ -124,6 +120,8 @@ def capacity(
         emit_json(_document(result, load))
     else:
         _print(result, load)
+    if result.layout.terms.rules.version.release > EngineVersion.parse(NEWEST).release:
+        say(f"vLLM {vllm_version} is newer than {NEWEST}, the last one read: its rules are assumed")
 
 
 def _document(result: Any, load: Any) -> dict[str, object]:
@@ -200,3 +198,198 @@ def _print(result: Any, load: Any) -> None:
         say(f"vLLM will refuse to start: {result.refusal.message}")
     elif result.may_be_refused:
         say("the logged GiB is too coarse to tell whether vLLM starts; give --available-bytes")
+
+
+def fit(
+    config: Annotated[Path, typer.Option(help="the model's config.json, or its folder")],
+    p95_tokens: Annotated[int, typer.Option(help="tokens of a user's context at P95")],
+    gpu: Annotated[
+        list[str] | None, typer.Option(help="GPU by name, repeatable; default: all known ones")
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="users at once: also say how many GPUs")] = None,
+    weights_gib: Annotated[
+        float | None, typer.Option(help="size of the weights as loaded, GiB")
+    ] = None,
+    weights_bytes: Annotated[
+        int | None, typer.Option(help="size of the weights as loaded, bytes")
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help="precision of the weights, repeatable: bf16, fp8, int4, nvfp4, ..."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        list[str] | None, typer.Option(help="dtype of the KV cache, repeatable; default auto")
+    ] = None,
+    vllm_version: Annotated[
+        str | None, typer.Option(help="vLLM version; default: the pinned one")
+    ] = None,
+    utilization: Annotated[float, typer.Option(help="gpu_memory_utilization")] = 0.92,
+    tp: Annotated[
+        int | None, typer.Option(help="tensor parallel size; default: the smallest that fits")
+    ] = None,
+    prefix_overlap_ratio: Annotated[
+        float, typer.Option(help="share of each prompt that all users have in common")
+    ] = 0.0,
+    language_model_only: Annotated[
+        bool, typer.Option("--language-model-only", help="leave the vision tower out")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say how many users fit on a GPU, or how many GPUs given users need.
+
+    Counts in whole cache blocks, as the scheduler does, and beside it as the sizing guide does,
+    with its VRAM formula and with its worked example. The weights' size is taken from
+    --weights-gib or --weights-bytes, else from the checkpoint beside the config, else counted from
+    the config.
+
+    Example: memsweep fit --config models/qwen3.5-4b --gpu L4 --p95-tokens 16000 --weights-gib 4.9
+    --kv-cache-dtype fp8
+    """
+    from tasks.pins import ENGINE_VERSION
+    from tasks.plan import gpus, model, sizing
+    from tasks.plan.capacity import ServingSettings
+    from warehouse.errors import BadInput
+
+    if weights_gib is not None and weights_bytes is not None:
+        raise BadInput("weights: got --weights-gib and --weights-bytes; wanted one of them")
+    given = round(weights_gib * 2**30) if weights_gib is not None else weights_bytes
+    if given is not None and precision:
+        raise BadInput("--precision: the weights' size is given; leave one of them out")
+    raw = model.load(config)
+    description = model.describe(raw, where=str(config))
+    sizes = (
+        {"as given": given}
+        if given is not None
+        else _weights(config, raw, precision or [], language_model_only)
+    )
+    chosen = [gpus.find(name) for name in gpu] if gpu else list(gpus.GPUS)
+    workload = sizing.Workload(p95_tokens, users, prefix_overlap_ratio)
+    fits, unfit = [], []
+    for name, size in sizes.items():
+        for dtype in kv_cache_dtype or ["auto"]:
+            settings = ServingSettings(vllm_version or ENGINE_VERSION, kv_cache_dtype=dtype)
+            for card in chosen:
+                try:
+                    answer = sizing.fit(
+                        description,
+                        settings,
+                        workload,
+                        card,
+                        weights_bytes=size,
+                        utilization=utilization,
+                        tensor_parallel=tp,
+                    )
+                except BadInput as error:
+                    if gpu:
+                        raise
+                    unfit.append((card.name, name, dtype, str(error)))
+                    continue
+                fits.append((name, answer))
+    if json_:
+        emit_json(
+            {
+                "p95_tokens": p95_tokens,
+                "users": users,
+                "fits": [_fit_document(name, answer) for name, answer in fits],
+                "unfit": [
+                    {"gpu": card, "weights": name, "kv_cache_dtype": dtype, "reason": reason}
+                    for card, name, dtype, reason in unfit
+                ],
+                "weights": [{"name": name, "bytes": size} for name, size in sizes.items()],
+            }
+        )
+    else:
+        _print_fits(p95_tokens, users, fits, unfit)
+
+
+def _weights(
+    config: Path, raw: dict[str, Any], precisions: list[str], language_only: bool
+) -> dict[str, int]:
+    """Return the loaded bytes by name: as stored, or in each precision that was asked for."""
+    from tasks.plan import sizing, weights
+    from warehouse.errors import BadInput
+
+    folder = config if config.is_dir() else config.parent
+    try:
+        checkpoint = weights.stored(folder)
+    except BadInput:
+        counted = weights.count_parameters(raw, where=str(config))
+        names = precisions or ["bf16", "fp8", "int4"]
+        return dict(sizing.precision_table(counted.total, counted.kept_16_bit, names))
+    estimate = weights.loaded(checkpoint, language_model_only=language_only)
+    if not precisions:
+        return {"as stored": estimate.total_bytes}
+    parts = estimate.by_component or {}
+    kept = sum(size for part, size in parts.items() if part is not weights.Component.LANGUAGE) // 2
+    # A checkpoint in 16 bits: half as many parameters as bytes.
+    return dict(sizing.precision_table(estimate.total_bytes // 2, kept, precisions))
+
+
+def _answer(answer: Any) -> dict[str, object]:
+    return {"users": answer.users, "pool_bytes": answer.pool_bytes, "meaning": answer.meaning}
+
+
+def _fit_document(name: str, answer: Any) -> dict[str, object]:
+    user = answer.per_user
+    return {
+        "gpu": answer.gpu.name,
+        "compute_capability": ".".join(map(str, answer.gpu.compute_capability)),
+        "gpu_total_bytes": answer.gpu.total_bytes,
+        "gpu_source": answer.gpu.source,
+        "tensor_parallel": answer.tensor_parallel,
+        "weights": name,
+        "weights_bytes": answer.weights_bytes,
+        "kv_cache_dtype": answer.kv_cache_dtype,
+        "kv_bytes_per_token": user.kv_bytes_per_token,
+        "state_bytes": user.state_bytes,
+        "convolution_bytes": user.convolution_bytes,
+        "blocks_per_user": user.blocks,
+        "bytes_per_block": user.block_bytes,
+        "users": answer.on_this_gpu.users,
+        "users_low": answer.users_low,
+        "users_high": answer.users_high,
+        "pool_bytes": answer.pool.value_bytes,
+        "pool_error_bytes": answer.pool.error_bytes,
+        "pool_source": answer.pool.source,
+        "gpus_needed": answer.gpus_needed,
+        "guide_formula": _answer(answer.guide_formula),
+        "guide_example": _answer(answer.guide_example),
+        "real_blocks": _answer(answer.real_blocks),
+        "notes": list(answer.notes),
+    }
+
+
+def _print_fits(p95: int, users: int | None, fits: list[Any], unfit: list[Any]) -> None:
+    columns = ["GPU", "ranks", "weights", "KV", "users", "error bar", "blocks/user"]
+    columns += ["same budget, blocks", "worked example", "VRAM formula"]
+    if users is not None:
+        columns.append(f"GPUs for {users}")
+    rows = []
+    for name, answer in fits:
+        size = answer.weights_bytes / 2**30
+        row: list[object] = [answer.gpu.name, answer.tensor_parallel, f"{name} {size:.1f} GiB"]
+        row += [answer.kv_cache_dtype, answer.on_this_gpu.users]
+        row += [f"{answer.users_low}–{answer.users_high}", answer.per_user.blocks]
+        row += [answer.real_blocks.users, answer.guide_example.users, answer.guide_formula.users]
+        if users is not None:
+            row.append(answer.gpus_needed)
+        rows.append(row)
+    print_table(f"users of {p95:,} tokens", columns, rows)
+    for name, answer in fits[:1]:
+        for way in (
+            answer.on_this_gpu,
+            answer.real_blocks,
+            answer.guide_example,
+            answer.guide_formula,
+        ):
+            say(f"{way.name}: {way.meaning}")
+        say(f"non-KV memory: {answer.pool.source}, ± {answer.pool.error_bytes / 2**30:.1f} GiB")
+        del name
+    seen: set[str] = set()
+    for _, answer in fits:
+        for note in answer.notes:
+            if note not in seen:
+                seen.add(note)
+                say(f"{answer.gpu.name}, {answer.kv_cache_dtype}: {note}")
+    for card, name, dtype, reason in unfit:
+        say(f"{card}, {name}, {dtype}: {reason}")
