@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from math import lcm
 
@@ -43,6 +43,8 @@ from tasks.plan.versions import EngineVersion, Rules, rules
 from warehouse.errors import BadInput
 
 GIB = 2**30
+#: No device has more; larger figures are slips (bytes given as GiB).
+MAX_GIB = 10**6
 
 #: vLLM's defaults for an API server on a card below 70 GiB (engine/arg_utils.py 2552-2561).
 DEFAULT_BATCHED_TOKENS = 2048
@@ -888,8 +890,16 @@ def gib_interval(available_gib: float | str | Decimal) -> tuple[int, int]:
 
     vLLM rounds to two decimals, so a printed 8.88 stands for 8.875 to 8.885 GiB. A number given
     with more decimals is taken to be rounded at its last one.
+
+    Raises:
+        BadInput: it is no finite number of a size that memory can have.
     """
-    number = Decimal(str(available_gib))
+    try:
+        number = Decimal(str(available_gib))
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or abs(number) > MAX_GIB:
+        raise BadInput(f"available_gib: got {available_gib!r}; wanted a number like 8.88")
     exponent = number.as_tuple().exponent
     digits = max(2, -exponent) if isinstance(exponent, int) else 2
     scale = 10**digits
