@@ -38,8 +38,8 @@ from warehouse.query import named_queries
 from warehouse.store import replace_runs
 from warehouse.tables import TABLES
 
-#: Families of a tick that hold a number in these bundles.
-NUMBERS_A_TICK = 4
+#: Numbers these bundles hold a tick: four families of /metrics and the memory of two processes.
+NUMBERS_A_TICK = 6
 SAMPLES_A_RUN = 2_000
 
 
@@ -58,8 +58,13 @@ def cpu(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def long_runs(folder: Path, runs: int = 4, samples: int = 100_000) -> dict[str, float]:
-    """Ingest runs of ``samples`` samples each: verifying, parsing and storing."""
+def long_runs(folder: Path, runs: int = 8, samples: int = 100_000) -> dict[str, float]:
+    """Ingest runs of ``samples`` samples each: verifying, parsing and storing; best of three."""
+    passes = [_long_runs(folder / str(number), runs, samples) for number in range(3)]
+    return min(passes, key=lambda figures: figures["cpu_s"])
+
+
+def _long_runs(folder: Path, runs: int, samples: int) -> dict[str, float]:
     lab = Lab(Home(folder / "home"))
     count = samples // NUMBERS_A_TICK
     paths = [
@@ -108,7 +113,7 @@ MLFLOW = """
 
 
 def mlflow(folder: Path, samples: int = 100_000) -> dict[str, float]:
-    """Log as many samples to MLflow's tracking store on SQLite, in an environment of its own.
+    """Log as many samples to MLflow's tracking store on SQLite; best of three.
 
     MEMSWEEP_BENCH_MLFLOW names a Python that has it; without it one is made with uv.
     """
@@ -117,15 +122,21 @@ def mlflow(folder: Path, samples: int = 100_000) -> dict[str, float]:
         made = folder / "mlflow"
         subprocess.run(["uv", "venv", "-q", made], check=True)
         python = str(made / "bin" / "python")
-        subprocess.run(["uv", "pip", "install", "-q", "--python", python, "mlflow"], check=True)
-    done = subprocess.run(
-        [python, "-c", textwrap.dedent(MLFLOW), str(samples), str(folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seconds = float(json.loads(done.stdout.splitlines()[-1])["cpu_s"])
-    return {"cpu_s": seconds, "samples_per_cpu_s": samples / seconds}
+        subprocess.run(
+            ["uv", "pip", "install", "-q", "--no-config", "--python", python, "mlflow"], check=True
+        )
+    passes = []
+    for number in range(3):
+        place = folder / f"pass-{number}"
+        place.mkdir()
+        done = subprocess.run(
+            [python, "-c", textwrap.dedent(MLFLOW), str(samples), str(place)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        passes.append(float(json.loads(done.stdout.splitlines()[-1])["cpu_s"]))
+    return {"cpu_s": min(passes), "samples_per_cpu_s": samples / min(passes)}
 
 
 def _copies(template: dict[str, pa.Table], runs: list[str], first: int) -> dict[str, pa.Table]:
