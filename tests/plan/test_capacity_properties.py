@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as configure
 from hypothesis import strategies as st
 
 from tasks.plan import capacity, model
@@ -62,6 +63,7 @@ def settings(draw: st.DrawFn) -> ServingSettings:
     )
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(configs(), settings(), st.integers(0, 200 * GIB), st.integers(0, 20 * GIB))
 def test_more_bytes_never_give_less(
     config: dict[str, Any], serving: ServingSettings, base: int, more: int
@@ -79,6 +81,7 @@ def test_more_bytes_never_give_less(
         assert large.refusal is None
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(configs(), settings(), st.randoms(use_true_random=False))
 def test_the_order_of_keys_does_not_matter(
     config: dict[str, Any], serving: ServingSettings, rng: Any
@@ -92,6 +95,7 @@ def test_the_order_of_keys_does_not_matter(
     assert first == second
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(configs(), settings())
 def test_need_is_never_below_the_naive_formula(
     config: dict[str, Any], serving: ServingSettings
@@ -110,6 +114,7 @@ def test_need_is_never_below_the_naive_formula(
     assert plan.blocks_per_request * plan.bytes_per_block >= raw
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(configs(), settings(), st.integers(GIB // 8, 200 * GIB))
 def test_the_rounded_gib_keeps_the_truth(
     config: dict[str, Any], serving: ServingSettings, available: int
@@ -124,6 +129,7 @@ def test_the_rounded_gib_keeps_the_truth(
     assert capacity.gib_interval(printed) == capacity.gib_interval(float(printed))
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(st.integers(0, 400 * GIB))
 def test_the_interval_holds_exactly_what_prints_the_same(available: int) -> None:
     """Test both ends of the interval: the next byte outside prints another number."""
@@ -134,6 +140,7 @@ def test_the_interval_holds_exactly_what_prints_the_same(available: int) -> None
     assert abs((high + 1) / GIB - float(printed)) > 0.005
 
 
+@configure(deadline=None)  # a busy machine must not decide
 @given(configs(), settings(), st.integers(2, 5000), st.integers(1, 300), st.data())
 def test_a_load_never_uses_more_than_the_pool(
     config: dict[str, Any],

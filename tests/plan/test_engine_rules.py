@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks.plan import capacity, model
+from tasks.plan import capacity, model, specs
 from tasks.plan.capacity import RefusalType, ServingSettings, Speculative
 from tasks.plan.versions import EngineVersion, rules
 from warehouse.errors import BadInput
@@ -173,7 +173,7 @@ def test_sliding_windows_wait_for_batches_in_flight_from_0_26(version: str, batc
     """Test the need of a sliding window with one and with two batches in flight."""
     layout = plan(SLIDING, version, max_num_batched_tokens=2048)
     need = next(
-        capacity._need(table.specs[0], layout.terms, 32_768)
+        specs.need(table.specs[0], layout.terms, 32_768)
         for table in layout.tables
         if table.specs[0].kind == "sliding"
     )
