@@ -18,6 +18,16 @@ def register(app: typer.Typer) -> None:
     app.command("fit", rich_help_panel=GROUP)(fit)
 
 
+def _read(config: str) -> dict[str, Any]:
+    """Return the config a file, a folder or a hub reference names."""
+    from tasks.home import Home
+    from tasks.plan import hub, model
+
+    if hub.is_reference(config):
+        return hub.config(config, Home.find().cache)
+    return model.load(Path(config))
+
+
 def _capability(text: str | None) -> tuple[int, int] | None:
     from warehouse.errors import BadInput
 
@@ -30,7 +40,9 @@ def _capability(text: str | None) -> tuple[int, int] | None:
 
 
 def capacity(
-    config: Annotated[Path, typer.Option(help="the model's config.json, or its folder")],
+    config: Annotated[
+        str, typer.Option(help="the model's config.json, its folder, or OWNER/NAME@REVISION")
+    ],
     vllm_version: Annotated[str, typer.Option(help="vLLM version, 0.9 to 0.33")],
     available_gib: Annotated[
         str | None, typer.Option(help="memory for the cache as logged, GiB with two decimals")
@@ -86,7 +98,7 @@ def capacity(
         raise BadInput("--requests and --tokens-per-request belong together: got one of them")
     if prompt_tokens is not None and requests is None:
         raise BadInput("--prompt-tokens: needs --requests and --tokens-per-request")
-    description = model.describe(model.load(config), where=str(config))
+    description = model.describe(_read(config), where=config)
     settings = ServingSettings(
         vllm_version=vllm_version,
         device=device,
@@ -201,7 +213,9 @@ def _print(result: Any, load: Any) -> None:
 
 
 def fit(
-    config: Annotated[Path, typer.Option(help="the model's config.json, or its folder")],
+    config: Annotated[
+        str, typer.Option(help="the model's config.json, its folder, or OWNER/NAME@REVISION")
+    ],
     p95_tokens: Annotated[int, typer.Option(help="tokens of a user's context at P95")],
     gpu: Annotated[
         list[str] | None, typer.Option(help="GPU by name, repeatable; default: all known ones")
@@ -255,8 +269,8 @@ def fit(
     given = round(weights_gib * 2**30) if weights_gib is not None else weights_bytes
     if given is not None and precision:
         raise BadInput("--precision: the weights' size is given; leave one of them out")
-    raw = model.load(config)
-    description = model.describe(raw, where=str(config))
+    raw = _read(config)
+    description = model.describe(raw, where=config)
     sizes = (
         {"as given": given}
         if given is not None
@@ -303,17 +317,18 @@ def fit(
 
 
 def _weights(
-    config: Path, raw: dict[str, Any], precisions: list[str], language_only: bool
+    config: str, raw: dict[str, Any], precisions: list[str], language_only: bool
 ) -> dict[str, int]:
     """Return the loaded bytes by name: as stored, or in each precision that was asked for."""
     from tasks.plan import sizing, weights
     from warehouse.errors import BadInput
 
-    folder = config if config.is_dir() else config.parent
+    path = Path(config)
+    folder = path if path.is_dir() else path.parent
     try:
         checkpoint = weights.stored(folder)
     except BadInput:
-        counted = weights.count_parameters(raw, where=str(config))
+        counted = weights.count_parameters(raw, where=config)
         names = precisions or ["bf16", "fp8", "int4"]
         return dict(sizing.precision_table(counted.total, counted.kept_16_bit, names))
     estimate = weights.loaded(checkpoint, language_model_only=language_only)

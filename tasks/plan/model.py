@@ -78,6 +78,8 @@ class ModelDescription:
     has_vision: bool
     #: Experts of a mixture; 0 for a dense model.
     experts: int
+    #: Who quantised the checkpoint's KV cache and to what ("modelopt", "fp8"); None: nobody.
+    quantised_cache: tuple[str, str] | None
     #: Tokens of the encoder's output (Whisper: 1500); None without an encoder.
     encoder_tokens: int | None
 
@@ -528,6 +530,7 @@ READERS: dict[str, Reader] = {
         _dense,
         "llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe qwen2_vl qwen2_vl_text qwen2_5_vl "
         "qwen2_5_vl_text qwen3_vl qwen3_vl_text qwen3_vl_moe qwen3_vl_moe_text starcoder2 olmo3 "
+        "qwen2_5_omni_text qwen3_omni_moe_text "
         "ministral ministral3 phi3 apertus seed_oss smollm3 exaone4 arcee",
     ),
     **_names(
@@ -648,6 +651,34 @@ def _draft(
     return None, count
 
 
+def _quantised_cache(config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what a quantised checkpoint says about its KV cache.
+
+    Sources: vLLM 0.27.0 utils/torch_utils.py 310-392 (modelopt), layers/attention/attention.py
+    284-290 (compressed-tensors).
+    """
+    stated = config.get("quantization_config") or text.get("quantization_config")
+    if not isinstance(stated, dict):
+        return None
+    method = str(stated.get("quant_method", ""))
+    if method == "compressed-tensors" and stated.get("kv_cache_scheme") is not None:
+        return "compressed-tensors", "fp8"
+    if not method.startswith("modelopt"):
+        return None
+    inner = stated.get("quantization")
+    inner = inner if isinstance(inner, dict) else stated
+    scheme = inner.get("kv_cache_scheme") or stated.get("kv_cache_scheme")
+    scheme = scheme or inner.get("kv_cache_quant_algo") or stated.get("kv_cache_quant_algo")
+    if isinstance(scheme, dict) and scheme.get("type") == "float":
+        if scheme.get("num_bits") == 8 and scheme.get("dynamic") is False:
+            scheme = "fp8"
+        elif scheme.get("num_bits") == 4:
+            scheme = "nvfp4"
+    if isinstance(scheme, str) and scheme.lower() in {"fp8", "nvfp4"}:
+        return "modelopt", scheme.lower()
+    return None
+
+
 def describe(config: Mapping[str, Any], *, where: str = "config.json") -> ModelDescription:
     """Return what the model of a Hugging Face ``config.json`` keeps per request.
 
@@ -695,6 +726,7 @@ def describe(config: Mapping[str, Any], *, where: str = "config.json") -> ModelD
         draft_layers=drafts,
         has_vision=any(key in config for key in ("vision_config", "visual", "audio_config")),
         experts=fields.maybe("num_experts", "n_routed_experts", "num_local_experts") or 0,
+        quantised_cache=_quantised_cache(config, text),
         encoder_tokens=fields.maybe("max_source_positions"),
     )
 

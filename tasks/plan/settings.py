@@ -134,7 +134,22 @@ def _check(settings: ServingSettings) -> None:
         )
 
 
-def _cache_dtype(description: ModelDescription, settings: ServingSettings) -> tuple[str, int]:
+def _resolved(description: ModelDescription, name: str, rule: Rules) -> str:
+    """Return the KV cache dtype; "auto" is the checkpoint's own scheme where a version takes it."""
+    scheme = description.quantised_cache
+    if name != "auto" or scheme is None:
+        return name
+    resolves = {
+        ("modelopt", "fp8"): rule.resolves_modelopt_fp8,
+        ("modelopt", "nvfp4"): rule.resolves_modelopt_nvfp4,
+        ("compressed-tensors", "fp8"): rule.resolves_compressed_tensors,
+    }
+    return scheme[1] if resolves[scheme] else name
+
+
+def _cache_dtype(
+    description: ModelDescription, settings: ServingSettings, rule: Rules
+) -> tuple[str, int]:
     """Return the KV cache dtype in force and the bytes of one element.
 
     Sparse latent attention turns fp8 into its own packed format (mla_attention.py 329-343).
@@ -142,7 +157,7 @@ def _cache_dtype(description: ModelDescription, settings: ServingSettings) -> tu
     ``auto`` is the model's dtype, whatever the weights are quantised to. A checkpoint of float32
     is served in 16 bits unless --dtype says float32 (config/model.py: _resolve_auto_dtype).
     """
-    name = settings.kv_cache_dtype
+    name = _resolved(description, settings.kv_cache_dtype, rule)
     if name == "auto":
         dtype = settings.dtype
         if dtype == "auto":
@@ -274,7 +289,7 @@ def terms(description: ModelDescription, settings: ServingSettings) -> Terms:
     world = settings.tensor_parallel * settings.pipeline_parallel
     scale = world if settings.device == "cpu" else 1
     batched = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS * scale
-    cache, element = _cache_dtype(description, settings)
+    cache, element = _cache_dtype(description, settings, rule)
     mode = _mode(description, settings, rule)
     block = settings.block_size
     if block is None:

@@ -144,6 +144,12 @@ class Rules:
     #: Layers with different page sizes can be served together at all, from 0.12
     #: (kv_cache_utils.py: unify_kv_cache_spec_page_size).
     unifies_pages: bool
+    #: Releases in which a checkpoint's own KV scheme makes "auto" quantised: modelopt's fp8 from
+    #: 0.14, its nvfp4 from 0.20, compressed-tensors' from 0.17 (utils/torch_utils.py,
+    #: layers/attention/attention.py).
+    resolves_modelopt_fp8: bool
+    resolves_modelopt_nvfp4: bool
+    resolves_compressed_tensors: bool
     #: Cross attention reserves the encoder's own length, before 0.13 (config/vllm.py); from 0.13
     #: the encoder budget, which is max_num_batched_tokens (config/scheduler.py).
     reserves_encoder_length: bool
@@ -206,5 +212,8 @@ def rules(text: str) -> Rules:
         every_mamba2_counts_speculation=since(0, 32),
         kda_counts_speculation=since(0, 27),
         unifies_pages=since(0, 12),
+        resolves_modelopt_fp8=since(0, 14),
+        resolves_modelopt_nvfp4=since(0, 20),
+        resolves_compressed_tensors=since(0, 17),
         reserves_encoder_length=not since(0, 13),
     )

@@ -383,6 +383,33 @@ def test_scales_of_per_token_heads_cost_bytes() -> None:
     assert nvfp4.bytes_per_block == 16 * 8 * 2 * (64 + 8)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "version", "cache"),
+    [
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "0.13.0", "auto"),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}, "0.14.0", "fp8"),
+        ({"quant_method": "modelopt_fp4", "kv_cache_quant_algo": "NVFP4"}, "0.19.0", "auto"),
+        ({"quant_method": "modelopt_fp4", "kv_cache_quant_algo": "NVFP4"}, "0.24.0", "nvfp4"),
+        (
+            {
+                "quant_method": "modelopt",
+                "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+            },
+            "0.27.0",
+            "fp8",
+        ),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {}}, "0.27.0", "fp8"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": None}, "0.27.0", "auto"),
+        ({"quant_method": "fp8"}, "0.27.0", "auto"),
+    ],
+)
+def test_a_checkpoints_own_cache_scheme(scheme: dict[str, Any], version: str, cache: str) -> None:
+    """Test that "auto" follows the checkpoint where the version does, and weights alone do not."""
+    config = dict(SLIDING, quantization_config=scheme)
+    assert plan(config, version).terms.cache == cache
+    assert plan(config, version, kv_cache_dtype="fp8_e5m2").terms.cache == "fp8_e5m2"
+
+
 def test_sparse_latent_attention_packs_fp8() -> None:
     """Test DeepSeek-V3.2: 656 bytes a token with fp8, 1152 without, 132 for the indexer."""
     config = {
