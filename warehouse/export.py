@@ -47,7 +47,7 @@ def export_tables(connection: duckdb.DuckDBPyConnection, folder: Path) -> list[t
         folder.mkdir(parents=True)
         for table in TABLES:
             path = folder / f"{table}.parquet"
-            reader = connection.sql(f"SELECT * FROM {table}").fetch_arrow_reader(_CHUNK)
+            reader = connection.sql(f"SELECT * FROM {table}").to_arrow_reader(_CHUNK)
             fields = [
                 field.with_metadata({"comment": said[table].get(field.name, "")})
                 for field in reader.schema

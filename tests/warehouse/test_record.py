@@ -13,6 +13,7 @@ import pytest
 import tasks.record
 import tasks.rows
 from tasks import record
+from tasks.pins import PARSER_VERSION
 from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab, Spec, predicted
 from tests.warehouse.conftest import Stored
@@ -262,7 +263,7 @@ def test_newer_parser_replaces_whole_runs(lab: Lab, monkeypatch: pytest.MonkeyPa
     report = record.ingest(lab.home, [path])
     assert (len(report.replaced), report.ingested) == (1, [])
     assert ask(lab, "SELECT count(*) FROM server_sample") == counts
-    assert sorted(ask(lab, "SELECT parser_version FROM run")) == [(1,), (1000,)]
+    assert sorted(ask(lab, "SELECT parser_version FROM run")) == [(PARSER_VERSION,), (1000,)]
 
 
 def test_flipped_byte_is_quarantined_with_its_reason_and_stops_nothing(lab: Lab) -> None:
