@@ -196,7 +196,7 @@ def _measured(
     succeeded = report.get("succeeded")
     rows["requests_succeeded"] = (
         _number(
-            good.num_rows, "requests", database, 1, requests.num_rows, "requests with success 1"
+            good.num_rows, "requests", database, 1, requests.num_rows, "requests answered whole"
         )
         if requests.num_rows
         else _number(succeeded, "bench", REPORTS_FILE, None, None, "succeeded")
@@ -240,9 +240,7 @@ def _summed(samples: pa.Table | None, column: str) -> Series | None:
     value = samples[column].cast(pa.float64()).to_numpy(zero_copy_only=False)
     t_s = samples["t_s"].to_numpy(zero_copy_only=False)[first]
     keep = ~np.isnan(t_s)
-    return Series(
-        ticks[first][keep], t_s[keep], np.add.reduceat(np.nan_to_num(value), first)[keep]
-    )
+    return Series(ticks[first][keep], t_s[keep], np.add.reduceat(np.nan_to_num(value), first)[keep])
 
 
 def _peak(window: Window | None, samples: pa.Table | None, column: str, file: str) -> Row:

@@ -98,7 +98,7 @@ def parse(folder: Path, *, raw: bool = False) -> RunRows:
 
 def _parse(folder: Path, *, raw: bool) -> RunRows:
     source = _source(folder)
-    asked = requests.read(folder) if raw else _requests(folder)
+    asked = requests.read(folder) if raw else requests.read_table(folder)
     tables = {
         "sweep": _sweep(source),
         "round": _round(source),
@@ -530,11 +530,6 @@ def _raw_samples(folder: Path, kind: str) -> pa.Table | None:
     schema, rows = _SAMPLERS[kind]
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as lines:
         return pa.Table.from_pylist(rows(lines), schema=schema)
-
-
-def _requests(folder: Path) -> pa.Table:
-    path = folder / requests.FILE
-    return pq.read_table(path) if path.is_file() else requests.read(folder)
 
 
 def _stamped(source: Source, taken: pa.Table) -> pa.Table:

@@ -40,12 +40,13 @@ class UsageRequest:
 
     ``token_s`` are the times at which chunks with tokens arrived, the first one included; fewer
     chunks than tokens mean that some held several. ``end_s`` is None for a request without an end:
-    it may have held blocks for ever, and surely held none.
+    it may have held blocks for ever, and surely held none. So it is with ``prompt_tokens`` None, as
+    nobody counted them.
     """
 
     start_s: float
     end_s: float | None
-    prompt_tokens: int
+    prompt_tokens: int | None
     output_tokens: int
     token_s: tuple[float, ...]
 
@@ -91,14 +92,11 @@ class UsageBounds:
 def from_requests(requests: Iterable[Request]) -> list[UsageRequest]:
     """Return what the curves need of EvalScope's requests.
 
-    A request that failed, or of which a count is missing, has no end: nobody knows what it held.
-    One without a prompt count is left out.
+    One that was not answered whole has no end and no prompt: nobody knows what it held.
     """
     found = []
     for request in requests:
-        if request.prompt_tokens is None:
-            continue
-        whole = request.success and request.completion_tokens and request.ttft_s is not None
+        whole = request.whole and request.prompt_tokens is not None
         arrivals: tuple[float, ...] = ()
         if whole and request.first_token_s is not None:
             arrivals = tuple(accumulate((request.first_token_s, *request.inter_token_s)))
@@ -185,23 +183,23 @@ def _track(
     usable: int,
 ) -> list[_Change]:
     """Return how one request's holdings change."""
-    prompt = blocks_of(request.prompt_tokens)
-    if request.end_s is None or not request.token_s:
+    prompt_tokens = request.prompt_tokens
+    if prompt_tokens is None or request.end_s is None or not request.token_s:
         most = usable if largest is None else blocks_of(largest)
         changes = [_Change(request.start_s, 0, most)]
         if request.end_s is not None:
             changes.append(_Change(request.end_s, 0, 0))
         return changes
-    changes = [_Change(request.start_s, 0, prompt)]
+    changes = [_Change(request.start_s, 0, blocks_of(prompt_tokens))]
     chunks, tokens = len(request.token_s), request.output_tokens
-    final = request.prompt_tokens + max(tokens, 1) - 1
+    final = prompt_tokens + max(tokens, 1) - 1
     empty = max(0, chunks - tokens)  # chunks without a token: a role first, a usage last
     for index, t_s in enumerate(request.token_s):
         # Every chunk but the empty ones brought one token or more, and so do those to come.
         least = min(max(1, index + 1 - empty), tokens)
         most_tokens = min(tokens, max(index + 1, tokens - (chunks - 1 - index)))
-        low = blocks_of(min(final, request.prompt_tokens + least - 1))
-        high = blocks_of(min(final, request.prompt_tokens + most_tokens))
+        low = blocks_of(min(final, prompt_tokens + least - 1))
+        high = blocks_of(min(final, prompt_tokens + most_tokens))
         if index == chunks - 1:
             low = 0  # the engine lets go when it has sampled the last token
         if (low, high) != (changes[-1].low, changes[-1].high):

@@ -2,8 +2,9 @@
 
 EvalScope keys its JSON by display strings, prints -1.0 and -1000.0 for "nothing", and keeps
 responses as base64 pickles. Here its names are translated once, its sentinels become None, its
-pickles are never touched, and what its summary rounds is computed again from the requests.
-Its exit code is no evidence: with every request failed it ends normally.
+pickles are never loaded, and what its summary rounds is computed again from the requests.
+Its exit code is no evidence: with every request failed it ends normally. Nor is its column
+``success``: see tasks/answers.py.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks import answers
 from warehouse.errors import CannotFindOut
 
 LoadPointState = Literal["ok", "partial", "failed"]
 
-#: Columns read; ``request`` and ``response_messages`` (base64 pickle) are not among them.
+#: Columns read. Of ``response_messages`` (a base64 pickle) only whether it ends well is asked.
 _COLUMNS: tuple[str, ...] = (
     "start_time",
     "completed_time",
@@ -30,6 +32,7 @@ _COLUMNS: tuple[str, ...] = (
     "success",
     "time_per_output_token",
     "inter_token_latencies",
+    "response_messages",
 )
 #: What EvalScope prints when there is nothing to print.
 _SENTINELS = frozenset((-1.0, -1000.0))
@@ -63,7 +66,9 @@ class Request:
     """One measured request. Times are CLOCK_MONOTONIC seconds of the host that sent it.
 
     ``end_s`` is None for a request that did not finish; ``ttft_s`` is the time to the first chunk.
-    Token counts are the served ones, as the server reported them.
+    ``whole`` is True where every token that was asked for came and the answer ended; ``success`` is
+    EvalScope's word and no evidence. Token counts are the served ones, as the server reported them,
+    so they are None unless the answer was whole: those of a cut one EvalScope counted itself.
     """
 
     index: int
@@ -74,6 +79,7 @@ class Request:
     prompt_tokens: int | None
     completion_tokens: int | None
     success: bool
+    whole: bool
     tpot_s: float | None
     inter_token_s: tuple[float, ...]
 
@@ -104,11 +110,12 @@ class LoadPointNumbers:
     latency_p99_ms: float | None
 
 
-def requests(database: bytes) -> list[Request]:
+def requests(database: bytes, *, answer_tokens: int = 1) -> list[Request]:
     """Return the requests in ``database``, the bytes of EvalScope's benchmark_data.db.
 
-    The database lives in memory only, is not written to, and no column that holds a pickle is read.
-    Columns that another EvalScope version lacks are None.
+    ``answer_tokens`` is what a whole answer has at least, see :func:`tasks.answers.answer_tokens`.
+    The database lives in memory only, is not written to, and no pickle is loaded. Columns that
+    another EvalScope version lacks are None.
 
     Raises:
         CannotFindOut: the bytes are no SQLite database or hold no table ``result``.
@@ -127,9 +134,11 @@ def requests(database: bytes) -> list[Request]:
                 "EvalScope database: wanted a table 'result' with a column 'start_time', got "
                 f"columns {_names(held)}; keep the file and read it with another parser version"
             )
-        rows = connection.execute(
-            f"SELECT {', '.join(wanted)} FROM result ORDER BY rowid"
-        ).fetchall()
+        rows = connection.execute(f"SELECT {', '.join(wanted)} FROM result ORDER BY rowid")
+        found = [
+            _request(index, dict(zip(wanted, row, strict=True)), answer_tokens)
+            for index, row in enumerate(rows)
+        ]
     except (sqlite3.Error, ValueError, OverflowError) as error:
         raise CannotFindOut(
             f"EvalScope database of {len(database)} bytes cannot be read: {_one_line(error)}; "
@@ -137,7 +146,6 @@ def requests(database: bytes) -> list[Request]:
         ) from error
     finally:
         connection.close()
-    found = [_request(index, dict(zip(wanted, row, strict=True))) for index, row in enumerate(rows)]
     return [request for request in found if request is not None]
 
 
@@ -157,20 +165,28 @@ def _without_wal(database: bytes) -> bytes:
     return database
 
 
-def _request(index: int, row: dict[str, object]) -> Request | None:
+def _request(index: int, row: dict[str, object], answer_tokens: int) -> Request | None:
     start = _number(row.get("start_time"))
     if start is None:
         return None
-    success = row.get("success") in (1, True, "1", "true", "True")
+    prompt, output = _count(row.get("prompt_tokens")), _count(row.get("completion_tokens"))
+    whole = answers.whole(
+        success=row.get("success"),
+        prompt=prompt,
+        output=output,
+        messages=row.get("response_messages"),
+        answer_tokens=answer_tokens,
+    )
     return Request(
         index=index,
         start_s=start,
         end_s=_positive(row.get("completed_time")),
         latency_s=_positive(row.get("latency")),
         ttft_s=_positive(row.get("first_chunk_latency")),
-        prompt_tokens=_count(row.get("prompt_tokens")),
-        completion_tokens=_count(row.get("completion_tokens")),
-        success=success,
+        prompt_tokens=prompt if whole else None,
+        completion_tokens=output if whole else None,
+        success=row.get("success") in (1, "1", "true", "True"),
+        whole=whole,
         tpot_s=_positive(row.get("time_per_output_token")),
         inter_token_s=_times(row.get("inter_token_latencies")),
     )
@@ -245,10 +261,10 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 def load_point(found: Sequence[Request], asked: int) -> LoadPointNumbers:
     """Return what ``found``, the requests of a load point that asked for ``asked``, amount to.
 
-    The load point is ``ok`` only when every asked request was sent and succeeded. The window is the
-    first request's start to the last one's end, as everywhere in this project.
+    The load point is ``ok`` only when every asked request was sent and answered whole. The window
+    is the first request's start to the last one's end, as everywhere in this project.
     """
-    good = [request for request in found if request.success]
+    good = [request for request in found if request.whole]
     starts = [request.start_s for request in found]
     ends = [request.end_s for request in found if request.end_s is not None]
     start = min(starts) if starts else None

@@ -447,6 +447,10 @@ def declare_torchvision_schemas(site_packages: Path) -> None:
     (site_packages / f"{_SCHEMA_MODULE}.pth").write_text(f"import {_SCHEMA_MODULE}\n")
 
 
+#: What the run's own code needs of this project beside its folder; standard library only.
+POD_MODULES = ("__init__.py", "answers.py", "canonical.py")
+
+
 def stage_pod_code(home: Home) -> Path:
     """Copy the run's own code to a folder named by its content and return that folder.
 
@@ -455,7 +459,7 @@ def stage_pod_code(home: Home) -> Path:
     never changes the code of a run that is queued or going.
     """
     root = Path(tasks.__file__).parent
-    sources = {Path("tasks") / name: root / name for name in ("__init__.py", "canonical.py")}
+    sources = {Path("tasks") / name: root / name for name in POD_MODULES}
     for path in sorted((root / "pod").rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             sources[Path("tasks") / path.relative_to(root)] = path

@@ -3,7 +3,7 @@
 Neither EvalScope's exit code nor its summary is evidence: it returns 0 with every request failed
 and writes sentinels (-1, 0.0) into the summary. Nor is its column ``success``: an engine that dies
 ends every stream with an error event under status 200, and all of them are called successful (seen
-with 1.9.1 and vLLM 0.27.0). What counts are rows with every token that was asked for.
+with 1.9.1 and vLLM 0.27.0). What counts are whole answers, see tasks/answers.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tasks import answers
 from tasks.pod.argv import SERVED_NAME
 from tasks.pod.clock import now_s
 from tasks.pod.inputs import LoadPoint
@@ -35,7 +36,8 @@ _GRACE_S = 2.0
 class LoadPointState:
     """What became of one load point; ``sent`` and ``succeeded`` count rows of the database.
 
-    ``succeeded`` counts whole answers only, see :func:`count_rows`.
+    ``succeeded`` counts whole answers only, see :func:`count_rows`. ``requests_sha256`` hashes the
+    measured requests as they were sent, in order; None where not every row kept its request.
     """
 
     index: int
@@ -47,6 +49,7 @@ class LoadPointState:
     failed: int = 0
     state: str = "skipped"
     error: str | None = None
+    requests_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Rows:
     succeeded: int
     first_start_s: float | None
     last_end_s: float | None
+    requests_sha256: str | None
 
 
 def level_arguments(
@@ -319,12 +323,18 @@ class Bench:
             / "benchmark_data.db"
         )
         try:
-            rows = count_rows(database, whole_tokens=whole_answer_tokens(point))
+            rows = count_rows(
+                database,
+                answer_tokens=answers.answer_tokens(
+                    output_tokens=point.output_tokens, ignore_eos=point.ignore_eos
+                ),
+            )
         except (OSError, sqlite3.Error) as problem:
-            rows = Rows(0, 0, None, None)
+            rows = Rows(0, 0, None, None, None)
             error = error or f"{database.name}: {problem}"
         state.sent, state.succeeded = rows.total, rows.succeeded
         state.failed, state.error = rows.total - rows.succeeded, error
+        state.requests_sha256 = rows.requests_sha256
         state.state = verdict(state)
         if state.error is None and state.state != "ok":
             state.error = f"{state.succeeded} of {state.asked} requests were answered whole"
@@ -351,27 +361,37 @@ def verdict(state: LoadPointState) -> str:
     return "partial" if state.succeeded else "failed"
 
 
-def whole_answer_tokens(point: LoadPoint) -> int:
-    """Return how many tokens a whole answer has at least."""
-    return point.output_tokens if point.ignore_eos else 1
+def count_rows(database: Path, *, answer_tokens: int) -> Rows:
+    """Count a level's requests; one succeeded when it was answered whole.
 
-
-def count_rows(database: Path, *, whole_tokens: int) -> Rows:
-    """Count a level's requests; only one with ``whole_tokens`` output tokens succeeded.
-
-    Raises ``OSError`` or ``sqlite3.Error`` when the database cannot be read.
+    The hash is over the requests in the order they were sent: EvalScope stamps each as it sends it
+    and writes it when it is done. Raises ``OSError`` or ``sqlite3.Error`` when the database cannot
+    be read.
     """
     if not database.is_file():
         raise FileNotFoundError(f"{database.name} was not written")
     # Opened for writing on purpose: after a kill SQLite rolls an open transaction back first.
     with closing(sqlite3.connect(database, timeout=_GRACE_S)) as connection:
-        total, succeeded, first, last = connection.execute(
-            "SELECT count(*),"
-            " coalesce(sum(success = 1 AND prompt_tokens > 0 AND completion_tokens >= ?), 0),"
-            " min(nullif(start_time, 0)), max(nullif(completed_time, 0)) FROM result",
-            (whole_tokens,),
+        total, first, last = connection.execute(
+            "SELECT count(*), min(nullif(start_time, 0)), max(nullif(completed_time, 0))"
+            " FROM result"
         ).fetchone()
-    return Rows(int(total), int(succeeded), first, last)
+        rows = connection.execute(
+            "SELECT success, prompt_tokens, completion_tokens, response_messages FROM result"
+        )
+        succeeded = sum(
+            answers.whole(
+                success=success,
+                prompt=prompt,
+                output=output,
+                messages=messages,
+                answer_tokens=answer_tokens,
+            )
+            for success, prompt, output, messages in rows
+        )
+        bodies = connection.execute("SELECT request FROM result ORDER BY start_time, rowid")
+        sent = answers.requests_sha256(body for (body,) in bodies)
+    return Rows(int(total), succeeded, first, last, sent)
 
 
 def _index(event: dict[str, object]) -> int:

@@ -241,3 +241,22 @@ def test_true_usage_of_a_simulated_engine_is_always_between(
     assert truth <= bounds.peak_upper_ratio + 1e-9
     if bounds.case == "exact":
         assert truth == pytest.approx(bounds.peak_upper_ratio)
+
+
+def test_a_cut_answer_may_hold_anything_for_ever() -> None:
+    """EvalScope counts a cut stream's tokens itself: a curve must not be built on them."""
+    killed = TREE.parent / "engine-killed.db"
+    found = curves.from_requests(evalscope.requests(killed.read_bytes(), answer_tokens=128))
+    assert [request.prompt_tokens for request in found] == [None] * 6 + [518] * 2
+    bounds = usage_bounds(found, blocks_of=dense, num_gpu_blocks=64, waited=False, preemptions=0)
+    assert bounds.peak_upper_ratio == 1.0
+    assert bounds.case == "bounded"
+    few = usage_bounds(
+        found,
+        blocks_of=dense,
+        num_gpu_blocks=64,
+        waited=False,
+        preemptions=0,
+        largest_request_tokens=646,
+    )
+    assert few.peak_upper_ratio == 6 * 6 / 63  # the whole ones, of another run, were over

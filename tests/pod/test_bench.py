@@ -18,9 +18,10 @@ def database(path: Path, rows: list[Row]) -> Path:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(
             "CREATE TABLE result"
-            " (success, prompt_tokens, completion_tokens, start_time, completed_time)"
+            " (success, prompt_tokens, completion_tokens, start_time, completed_time,"
+            " response_messages, request)"
         )
-        connection.executemany("INSERT INTO result VALUES (?, ?, ?, ?, ?)", rows)
+        connection.executemany("INSERT INTO result VALUES (?, ?, ?, ?, ?, '', '{}')", rows)
     return path
 
 
@@ -33,7 +34,7 @@ def test_rows_are_counted_and_the_window_leaves_out_absent_times(tmp_path: Path)
             (0, None, None, 0.0, 0.0),
         ],
     )
-    rows = count_rows(table, whole_tokens=128)
+    rows = count_rows(table, answer_tokens=128)
     assert (rows.total, rows.succeeded) == (3, 2)
     assert (rows.first_start_s, rows.last_end_s) == (9.5, 12.0)
 
@@ -44,21 +45,41 @@ def test_a_stream_that_an_error_ended_is_no_success(tmp_path: Path) -> None:
         tmp_path / "a.db",
         [(1, 524, 128, 1.0, 2.0), (1, 512, 83, 1.0, 2.0), (1, 0, 0, 1.0, 2.0)],
     )
-    assert count_rows(table, whole_tokens=128).succeeded == 1
-    assert count_rows(table, whole_tokens=1).succeeded == 2
+    assert count_rows(table, answer_tokens=128).succeeded == 1
+    assert count_rows(table, answer_tokens=1).succeeded == 2
 
 
 def test_an_empty_table_has_no_window(tmp_path: Path) -> None:
-    rows = count_rows(database(tmp_path / "a.db", []), whole_tokens=1)
+    rows = count_rows(database(tmp_path / "a.db", []), answer_tokens=1)
     assert (rows.total, rows.succeeded, rows.first_start_s, rows.last_end_s) == (0, 0, None, None)
 
 
 def test_a_database_that_is_not_there_or_not_one_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        count_rows(tmp_path / "absent.db", whole_tokens=1)
+        count_rows(tmp_path / "absent.db", answer_tokens=1)
     (tmp_path / "noise.db").write_bytes(b"noise" * 1000)
     with pytest.raises(sqlite3.DatabaseError):
-        count_rows(tmp_path / "noise.db", whole_tokens=1)
+        count_rows(tmp_path / "noise.db", answer_tokens=1)
+
+
+def test_the_requests_sent_have_one_hash_whatever_order_they_ended_in(tmp_path: Path) -> None:
+    """Two runs that sent the same requests must show it, whoever answered sooner."""
+
+    def sent(name: str, *rows: tuple[float, str]) -> str | None:
+        path = database(tmp_path / name, [(1, 518, 128, start, start + 1) for start, _ in rows])
+        with closing(sqlite3.connect(path)) as connection, connection:
+            for number, (_, body) in enumerate(rows, 1):
+                connection.execute("UPDATE result SET request = ? WHERE rowid = ?", (body, number))
+        return count_rows(path, answer_tokens=128).requests_sha256
+
+    first, second = '{"a": 1, "b": 2}', '{"a": 3}'
+    wanted = sent("1.db", (1.0, first), (2.0, second))
+    assert wanted is not None
+    assert sent("2.db", (2.5, second), (1.5, '{"b":2,"a":1}')) == wanted
+    assert sent("3.db", (1.0, second), (2.0, first)) != wanted
+    assert sent("4.db", (1.0, first)) != wanted
+    assert sent("5.db", (1.0, first), (2.0, "")) is None
+    assert sent("6.db") is None
 
 
 @pytest.mark.parametrize(

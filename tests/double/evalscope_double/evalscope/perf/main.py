@@ -94,7 +94,7 @@ def _write(database: Path, outcomes: list[Outcome]) -> None:
 
 
 def _row(outcome: Outcome) -> tuple[object, ...]:
-    pickled = base64.b64encode(pickle.dumps([])).decode()
+    pickled = base64.b64encode(pickle.dumps(outcome.messages)).decode()
     times = outcome.chunk_times
     gaps = json.dumps([b - a for a, b in pairwise(times)])
     if not outcome.success:

@@ -19,15 +19,16 @@ class Outcome:
     completed_time: float = 0.0
     success: bool = False
     chunk_times: list[float] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     error: str | None = None
 
 
-def send(url: str, body: dict[str, Any]) -> Outcome:
+def send(url: str, body: dict[str, Any], start_s: float) -> Outcome:
     """Send one request and follow its stream; a failure is a value, as in EvalScope."""
     text = json.dumps(body)
-    outcome = Outcome(text, start_time=time.perf_counter())
+    outcome = Outcome(text, start_time=start_s)
     target = urlsplit(url)
     connection = http.client.HTTPConnection(target.hostname or "", target.port or 0, timeout=60)
     try:
@@ -60,3 +61,4 @@ def _take(outcome: Outcome, event: dict[str, Any]) -> None:
         outcome.completion_tokens = usage["completion_tokens"]
     elif event.get("choices"):
         outcome.chunk_times.append(time.perf_counter())
+        outcome.messages.append(event)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,12 +29,16 @@ class ClosedLoopStrategy:
     ) -> None:
         del deadline
         loop = asyncio.get_running_loop()
+        waiting, turn = iter(requests), threading.Lock()
+
+        def send_next() -> Outcome:
+            with turn:  # EvalScope's one thread sends in order and stamps in order
+                request, start_s = next(waiting), time.perf_counter()
+            return send(self.arguments["url"], request, start_s)
+
         with ThreadPoolExecutor(self.arguments["parallel"]) as pool:
             outcomes = await asyncio.gather(
-                *(
-                    loop.run_in_executor(pool, send, self.arguments["url"], request)
-                    for request in requests
-                )
+                *(loop.run_in_executor(pool, send_next) for _ in requests)
             )
         if not is_warmup:
             self.collect.extend(outcomes)
