@@ -7,6 +7,7 @@ planning and parsing answer at once.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -91,9 +92,23 @@ def run(arguments: Sequence[str] | None = None) -> int:
         say(f"memsweep: {error}")
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output went away (`memsweep runs | head`): not a fault.
-        sys.stderr.close()
+        # The reader of our output went away (`memsweep runs | head`): not a fault. Python would
+        # complain once more when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        say(f"memsweep: {where}{error.strerror or error}")
+        return 3
+    except Exception as error:
+        if os.environ.get("MEMSWEEP_TRACEBACK"):
+            raise
+        what = " ".join(str(error).split())[:500]
+        say(
+            f"memsweep: {type(error).__name__}: {what} "
+            "(not foreseen; MEMSWEEP_TRACEBACK=1 shows where)"
+        )
+        return 3
     return result if isinstance(result, int) else 0
 
 

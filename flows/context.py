@@ -11,16 +11,17 @@ import shutil
 from dataclasses import dataclass
 
 from flows.output import say
+from flows.shipped import find_sweep
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.launch import environments, models, services, target
 from tasks.launch.operation import template_key
 from tasks.launch.port import PolyaxonPort
-from tasks.launch.settings import client_environment
+from tasks.launch.settings import client_environment, polyaxon_environment
 from tasks.measure import Measuring
 from tasks.pins import BENCH_VERSION, ENGINE_VERSION
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
-from tasks.plan.sweep import Sweep, find_sweep, machine_memory_bytes, parse_sweep
+from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
 from tasks.rounds import Round, open_round
 from warehouse.errors import BadInput, CannotFindOut
 
@@ -37,7 +38,7 @@ class Context:
 
 def surroundings(home: Home, target_name: str) -> Surroundings:
     """Return what a plan has to know about a target; starts and changes nothing."""
-    profile = target.load(target_name)
+    profile = _embedded(target_name)
     local = profile.device == "cpu"
     return Surroundings(
         target=profile.name,
@@ -52,6 +53,21 @@ def surroundings(home: Home, target_name: str) -> Surroundings:
         revision=lambda name: models.revision(home, name),
         config=lambda name: models.config(name) if models.is_generated(name) else None,
     )
+
+
+def _embedded(target_name: str) -> target.Profile:
+    """Return a target's profile.
+
+    Raises :class:`BadInput` for a cluster's: measuring there is not built yet, and a cell must
+    never be submitted to another server than the profile names.
+    """
+    profile = target.load(target_name)
+    if not profile.is_embedded:
+        raise BadInput(
+            f"target {target_name!r} names the host {profile.host}: measuring on a cluster is not "
+            "built yet; use --target local"
+        )
+    return profile
 
 
 def announce(home: Home) -> None:
@@ -85,7 +101,7 @@ def _existing(home: Home) -> str:
 
 def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
     """Make what is missing on the local target and start its services; safe to interrupt."""
-    profile = target.load(target_name)
+    profile = _embedded(target_name)
     if profile.device == "cpu":
         environments.ensure(home, progress=say)
         for name in _model_names(sweep):
@@ -123,6 +139,12 @@ def open_context(
     def keep_alive() -> None:
         services.keep_alive(home)
 
+    origin = Origin(
+        flow_run_id=flow_run_id,
+        flow_lock_sha256=environments.lock_sha256("flow"),
+        target=profile.name,
+        template_key=lambda run: template_key(operation(run)),
+    )
     measuring = Measuring(
         home=home,
         round=round_,
@@ -132,13 +154,8 @@ def open_context(
         keep_alive=keep_alive,
         queue_s=profile.queue_s,
         flow_run_id=flow_run_id,
+        origin=origin.document,
         tell=lambda text: say(f"  {text}"),
-    )
-    origin = Origin(
-        flow_run_id=flow_run_id,
-        flow_lock_sha256=environments.lock_sha256("flow"),
-        target=profile.name,
-        template_key=lambda run: template_key(operation(run)),
     )
     return Context(plan, round_, measuring, origin)
 
@@ -151,7 +168,7 @@ def port_of(home: Home) -> PolyaxonPort:
     ends = services.endpoints(home)
     if ends is None:
         raise CannotFindOut("no Polyaxon server is up; start it with: memsweep services up")
-    use(home, ends)
+    os.environ.update(polyaxon_environment(home, ends.polyaxon_host))
     from tasks.launch.polyaxon import PolyaxonClient
 
     return PolyaxonClient(ends.polyaxon_host)
@@ -165,6 +182,9 @@ def use(home: Home, ends: services.Endpoints) -> None:
         )
     )
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+    # The services are on loopback: no proxy is to be asked for them.
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
 
 
 def find_run(home: Home, text: str) -> str:
@@ -174,9 +194,9 @@ def find_run(home: Home, text: str) -> str:
     """
     from tasks.rounds import rounds_of
 
-    known = [
-        state.run_uuid for round_ in rounds_of(home) for state in round_.states() if state.run_uuid
-    ]
+    states = [state for round_ in rounds_of(home) for state in round_.states()]
+    states.sort(key=lambda state: state.at or "")
+    known = [state.run_uuid for state in states if state.run_uuid]
     if text == "latest" and known:
         return known[-1]
     wanted = text.lower().replace("-", "")

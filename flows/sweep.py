@@ -6,15 +6,16 @@ flow may die at any moment: the next one reuses what is finished and adopts what
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
@@ -24,8 +25,15 @@ from flows.context import Context, open_context
 from flows.output import say
 from tasks import reconcile, record
 from tasks.collect import collect, infeasible_uuid, seal_infeasible
-from tasks.measure import find_or_create, wait_until_final, write_prediction
-from tasks.plan.plan import PlannedRun
+from tasks.measure import (
+    KEEP_ALIVE_S,
+    Measuring,
+    find_or_create,
+    patiently,
+    wait_until_final,
+    write_prediction,
+)
+from tasks.plan.plan import Plan, PlannedRun
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from warehouse.errors import CannotFindOut, MemsweepError
@@ -67,40 +75,69 @@ def measure_sweep(
     ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles;
     ``keep_infeasible`` runs even the cells that the prediction refuses.
     """
-    context = open_context(
-        sweep,
-        target,
-        fresh=fresh,
-        keep_infeasible=keep_infeasible,
-        flow_run_id=str(flow_run.get_id()),
-    )
-    with context.round.only_flow():
-        context.round.clear_stop()
-        context.round.note_flow(context.measuring.flow_run_id)
-        reconcile.drop_half_bundles(context.measuring.home)
-        return _verdict(measure_round(context))
+    try:
+        context = open_context(
+            sweep,
+            target,
+            fresh=fresh,
+            keep_infeasible=keep_infeasible,
+            flow_run_id=str(flow_run.get_id()),
+        )
+        with context.round.only_flow():
+            return _measure(context)
+    except MemsweepError as error:
+        # A state, not an exception: Prefect would print a traceback for bad input.
+        return Failed(name=type(error).__name__, message=str(error))
 
 
-def _verdict(results: list[CellResult]) -> State[str]:
+def _measure(context: Context) -> State[str]:
+    home, round_ = context.measuring.home, context.round
+    round_.clear_stop()
+    round_.note_flow(context.measuring.flow_run_id)
+    reconcile.drop_half_bundles(home)
+    reconcile.ingest_all(home, say)
+    results = measure_round(context)
+    # What could not be ingested when it was sealed; raises where it still cannot.
+    reconcile.ingest_all(home, say)
+    return _verdict(context.plan, results)
+
+
+def _verdict(plan: Plan, results: list[CellResult]) -> State[str]:
+    total = sum(1 for _ in plan.runs()) + sum(1 for _ in plan.skipped())
     wrong = [result for result in results if not result.as_expected]
-    text = f"{len(results) - len(wrong)} of {len(results)} cells as expected"
+    good = len(results) - len(wrong)
+    text = f"{good} of {total} cells as expected"
     if wrong:
         text += "; " + ", ".join(f"{r.label}: {r.outcome}" for r in wrong[:5])
+    if len(results) < total:
+        text += f"; {total - len(results)} not measured (stopped)"
+    if good < total:
         return Failed(name=NOT_AS_EXPECTED, message=text)
     return Completed(message=text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Started:
-    """A cell's task; ``ended`` is set when its run is over and the slot is free again."""
+    """A cell's task, watched without asking the Prefect server, which may be away for a while."""
 
-    future: PrefectFuture[str]
-    ended: threading.Event
+    future: PrefectConcurrentFuture[str]
+    ended: threading.Event  # set when the run is over and its slot is free again
 
     @property
     def holds_slot(self) -> bool:
         """Whether the run may still be using its slot."""
-        return not self.ended.is_set() and not self.future.state.is_final()
+        return not self.ended.is_set() and not self.future.wrapped_future.done()
+
+    @property
+    def broke(self) -> bool:
+        """Whether the task ended without a result."""
+        wrapped = self.future.wrapped_future
+        if not wrapped.done():
+            return False
+        if wrapped.exception() is not None:
+            return True
+        # Prefect's threads hand back the task run's state, not its value.
+        return not cast("State[str]", wrapped.result()).is_completed()
 
 
 def measure_round(context: Context) -> list[CellResult]:
@@ -110,35 +147,68 @@ def measure_round(context: Context) -> list[CellResult]:
     """
     measuring = context.measuring
     results = [record_infeasible(context, run) for run in context.plan.skipped()]
+    faults: list[BaseException] = []
     started: list[Started] = []
-    try:
-        for run in context.plan.runs():
-            done = context.round.finished(run.cell.cell_key, run.repeat)
-            if done:
-                results.append(_reused(run, done))
-                say(f"  {run.cell.label}: measured already ({done.outcome}), run {done.run_uuid}")
-            elif _wait_for_slot(started, context):
-                ended = threading.Event()
-                future = _submit(run, _work(context, run, ended.set, results))
-                started.append(Started(future, ended))
-        for one in started:
-            one.future.result()
-    except BaseException:
-        measuring.stop.set()
-        for one in started:
-            one.future.wait(timeout=WIND_UP_S)
-        raise
+    with keeping_alive(measuring):
+        try:
+            for run in context.plan.runs():
+                done = context.round.finished(run.cell.cell_key, run.repeat)
+                if done:
+                    results.append(_reused(run, done))
+                    told = f"measured already ({done.outcome}), run {done.run_uuid}"
+                    say(f"  {run.cell.label}: {told}")
+                elif _wait_for_slot(started, context):
+                    ended = threading.Event()
+                    work = _work(context, run, ended.set, results, faults)
+                    started.append(Started(_submit(run, work), ended))
+            for one in started:
+                one.future.wait()
+        except BaseException:
+            measuring.stop.set()
+            for one in started:
+                one.future.wait(timeout=WIND_UP_S)
+            raise
+    if faults:
+        raise faults[0]
+    for one in started:
+        if one.broke:
+            raise CannotFindOut("a cell's task ended without a result; see its run in Prefect")
     return results
 
 
-def _submit(run: PlannedRun, work: Callable[[], str]) -> PrefectFuture[str]:
+@contextlib.contextmanager
+def keeping_alive(measuring: Measuring) -> Iterator[None]:
+    """Restart dead local services and look for stop requests for as long as the body runs.
+
+    A thread of its own: the main thread may be waiting for Prefect and the cells' threads for
+    Polyaxon, just when these are what has to be started again.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(KEEP_ALIVE_S):
+            try:
+                measuring.tick()
+            except (MemsweepError, OSError) as error:
+                measuring.tell(f"services could not be looked at: {error}")
+
+    thread = threading.Thread(target=watch, name="keep-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=10)
+
+
+def _submit(run: PlannedRun, work: Callable[[], str]) -> PrefectConcurrentFuture[str]:
     """Submit a cell's task; quoted, so that Prefect does not look into what ``work`` holds."""
     parameters: dict[str, Any] = {
         "label": run.cell.label,
         "repeat": run.repeat,
         "work": quote(work),
     }
-    future: PrefectFuture[str] = measure_cell.submit(**parameters)
+    future: PrefectConcurrentFuture[str] = measure_cell.submit(**parameters)
     return future
 
 
@@ -146,12 +216,11 @@ def _wait_for_slot(started: list[Started], context: Context) -> bool:
     """Wait until a run may be started; ``False`` when no further one is to be."""
     measuring = context.measuring
     while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
-        if any(one.future.state.is_failed() or one.future.state.is_crashed() for one in started):
+        if any(one.broke for one in started):
             return False
         if sum(one.holds_slot for one in started) < context.plan.surroundings.slots:
             return True
         time.sleep(SLOT_POLL_S)
-        measuring.tick()
     return False
 
 
@@ -168,10 +237,18 @@ def _reused(run: PlannedRun, done: RepeatState) -> CellResult:
 
 
 def _work(
-    context: Context, run: PlannedRun, release: Callable[[], None], results: list[CellResult]
+    context: Context,
+    run: PlannedRun,
+    release: Callable[[], None],
+    results: list[CellResult],
+    faults: list[BaseException],
 ) -> Callable[[], str]:
     def work() -> str:
-        result = measure_one(context, run, release)
+        try:
+            result = measure_one(context, run, release)
+        except BaseException as error:
+            faults.append(error)
+            raise
         results.append(result)
         return result.outcome
 
@@ -194,7 +271,10 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
     state = round_.state(run.cell.cell_key, run.repeat)
     if state is None:
         raise CannotFindOut(f"round {round_.id}: the record of {run.cell.label} is gone")
-    bundle = collect(measuring.home, measuring.port, round_, run, view, state, context.origin)
+    bundle = patiently(
+        measuring,
+        lambda: collect(measuring.home, measuring.port, round_, run, view, state, context.origin),
+    )
     outcome = str(bundle.manifest["outcome"])
     round_.save(replace(state, outcome=outcome, manifest_sha256=bundle.manifest_sha256))
     _publish(context, bundle.folder.name)
@@ -211,7 +291,7 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
 def record_infeasible(context: Context, run: PlannedRun) -> CellResult:
     """Seal and ingest a repeat that the prediction refused: it is a result, but no run."""
     round_, home = context.round, context.measuring.home
-    done = round_.finished(run.cell.cell_key, run.repeat)
+    done = round_.sealed(run.cell.cell_key, run.repeat)
     if done is not None:
         return _reused(run, done)
     digest = write_prediction(context.measuring, run)

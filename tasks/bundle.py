@@ -22,8 +22,6 @@ from warehouse.errors import CannotFindOut
 from warehouse.registry import Outcome, Phase
 
 MANIFEST = "manifest.json"
-#: A sealed folder must not swallow a disk because a run wrote without end.
-MAX_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)

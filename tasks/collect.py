@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 from tasks import bundle
 from tasks.bundle import Bundle, Identity
 from tasks.canonical import sha256_file
-from tasks.capture import startup_log
+from tasks.capture import startup_log, text
 from tasks.capture.failures import Failure
 from tasks.clock import Clock
 from tasks.files import read_json
@@ -29,15 +30,39 @@ from tasks.rounds import RepeatState, Round, now
 from warehouse.errors import CannotFindOut
 from warehouse.registry import Outcome, Phase
 
+READ_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who measured, with which code, on which flow run."""
+    """Who measures, with which code, on which flow run."""
 
     flow_run_id: str
     flow_lock_sha256: str
     target: str
     template_key: Callable[[PlannedRun], str]  # of component and typed inputs
+
+    def document(self, run: PlannedRun) -> dict[str, object]:
+        """Return what is written down before a run is created: whose doing it is."""
+        return {
+            **code_state(),
+            "who": _user(),
+            "host": platform.node(),
+            "python": platform.python_version(),
+            "target": self.target,
+            "flow_lock_sha256": self.flow_lock_sha256,
+            "prefect_flow_run_id": self.flow_run_id,
+            "operation_template_sha256": self.template_key(run),
+            "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
+            "at": now(),
+        }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        return f"uid {os.getuid()}"
 
 
 @cache
@@ -91,8 +116,7 @@ def collect(
     folder = bundle.staging(home, view.uuid)
     port.fetch(view.uuid, folder)
     end = read_json(folder / "end.json")
-    problems = _differences(folder, end)
-    _add_plan(folder, round_, run, state, origin, created_by=view.meta_info.get("flow_run"))
+    problems = _differences(folder, end) + _add_plan(folder, round_, run, state, origin)
     _add_polyaxon(folder, port, view)
     outcome, phase, message = decide_outcome(
         end=end,
@@ -100,6 +124,7 @@ def collect(
         polyaxon_reason=view.reason,
         failure=_failure(folder / "server.log"),
         problems=problems,
+        started=any(one.type in ("starting", "running") for one in view.conditions),
     )
     observed = None if end is None else end.get("observed")
     started, ended = _times(folder, end, view)
@@ -148,8 +173,8 @@ def _differences(folder: Path, end: dict[str, object] | None) -> list[str]:
 def _failure(log: Path) -> Failure | None:
     if not log.is_file():
         return None
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        return startup_log.parse(lines).failure
+    with log.open("rb") as file:
+        return startup_log.parse(text.lines(iter(lambda: file.read(READ_BYTES), b""))).failure
 
 
 def seal_infeasible(
@@ -166,7 +191,7 @@ def seal_infeasible(
         return existing
     _need_space(home)
     folder = bundle.staging(home, state.run_uuid)
-    _add_plan(folder, round_, run, state, origin, created_by=None)
+    _add_plan(folder, round_, run, state, origin)
     at = now()
     return bundle.seal(
         home,
@@ -205,42 +230,40 @@ def _identity(round_: Round, run: PlannedRun, state: RepeatState, run_uuid: str)
 
 
 def _add_plan(
-    folder: Path,
-    round_: Round,
-    run: PlannedRun,
-    state: RepeatState,
-    origin: Origin,
-    *,
-    created_by: str | None,
-) -> None:
-    """Write what was submitted, what was predicted, and who and what measured."""
-    prediction = round_.prediction_path(run.cell.cell_key)
+    folder: Path, round_: Round, run: PlannedRun, state: RepeatState, origin: Origin
+) -> list[str]:
+    """Write what was submitted, what was predicted and whose doing it is; return what is wrong.
+
+    The origin is the one of the run's creation; a flow that adopted the run only collected it.
+    """
+    key = run.cell.cell_key
     (folder / "sweep.yaml").write_text(round_.sweep_text, encoding="utf-8")
     (folder / "cell.json").write_text(run.cell.canonical() + "\n", encoding="utf-8")
-    if prediction.is_file():
-        shutil.copyfile(prediction, folder / "prediction.json")
+    created = read_json(round_.origin_path(key, run.repeat, state.attempt))
+    collecting = origin.document(run)
     _write(
         folder / "orchestration.json",
         {
-            **code_state(),
-            "who": getpass.getuser(),
-            "host": platform.node(),
-            "python": platform.python_version(),
-            "target": origin.target,
-            "flow_lock_sha256": origin.flow_lock_sha256,
-            "prefect_flow_run_id": origin.flow_run_id,
-            "operation_template_sha256": origin.template_key(run),
-            "created_by_flow_run_id": created_by,
-            "packages": {name: version(name) for name in ("prefect", "polyaxon", "duckdb")},
+            **(created or collecting),
+            "collected": {
+                name: collecting[name]
+                for name in ("git_commit", "git_dirty", "who", "host", "prefect_flow_run_id", "at")
+            },
             "sweep": round_.sweep_name,
             "sweep_sha256": round_.sweep_sha256,
             "round": round_.id,
             "repeat": run.repeat,
             "attempt": state.attempt,
             "prediction_sha256": state.prediction_sha256,
-            "collected_at": now(),
         },
     )
+    prediction = round_.prediction_path(key)
+    if not prediction.is_file():
+        return ["prediction.json: what was predicted before the run is gone"]
+    shutil.copyfile(prediction, folder / "prediction.json")
+    if sha256_file(folder / "prediction.json") != state.prediction_sha256:
+        return ["prediction.json: changed since it was hashed before the run"]
+    return []
 
 
 def _add_polyaxon(folder: Path, port: PolyaxonPort, view: RunView) -> None:
@@ -263,7 +286,7 @@ def _add_polyaxon(folder: Path, port: PolyaxonPort, view: RunView) -> None:
             "message": view.message,
             "created_at": view.created_at,
             "meta_info": view.meta_info,
-            "conditions": view.conditions,
+            "conditions": [one.to_json() for one in view.conditions],
         },
     )
 
@@ -279,6 +302,5 @@ def _times(
     clock = Clock.read(folder / "clock.json")
     if end and clock:
         return clock.utc(end.get("started_s")), clock.utc(end.get("ended_s"))
-    names = ("last_transition_time", "last_update_time")
-    stamps = [str(c[name]) for c in view.conditions for name in names if c.get(name)]
+    stamps = [one.at for one in view.conditions if one.at]
     return (stamps[0], stamps[-1]) if stamps else (None, None)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import filelock
 
@@ -20,14 +21,20 @@ from tasks.home import Home
 from tasks.launch.port import PolyaxonPort, RunView
 from tasks.plan.plan import Plan, PlannedRun
 from tasks.rounds import RepeatState, Round, now
-from warehouse.errors import CannotFindOut
+from warehouse.errors import CannotFindOut, ServiceDown
 
 POLL_S = 0.5
-KEEP_ALIVE_S = 3.0
+KEEP_ALIVE_S = 1.0
 #: How long a stop may take before we go on: the run's own stop deadline plus the supervisor's.
 STOP_GRACE_S = 180.0
 #: The time from "nothing left to wait for" to Polyaxon's final status.
 FINAL_GRACE_S = 300.0
+#: How long Polyaxon may be away before the flow gives up, and how often it is asked meanwhile.
+OUTAGE_S = 600.0
+OUTAGE_POLL_S = 2.0
+CREATE_LOCK_S = 120.0
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -42,26 +49,19 @@ class Measuring:
     keep_alive: Callable[[], None]
     queue_s: float
     flow_run_id: str
+    origin: Callable[[PlannedRun], dict[str, object]]
     tell: Callable[[str], None]
     stop: threading.Event = field(default_factory=threading.Event)
     finish_only: threading.Event = field(default_factory=threading.Event)
 
-    def __post_init__(self) -> None:
-        self._alive_at = time.monotonic()
-        self._alive_lock = threading.Lock()
-
     def tick(self) -> None:
-        """Restart dead local services and notice a stop request; cheap when called often."""
-        with self._alive_lock:
-            if time.monotonic() - self._alive_at < KEEP_ALIVE_S:
-                return
-            self._alive_at = time.monotonic()
-            self.keep_alive()
-            match self.round.stop_asked():
-                case "now":
-                    self.stop.set()
-                case "after-current":
-                    self.finish_only.set()
+        """Restart dead local services and notice a stop request; called every few seconds."""
+        self.keep_alive()
+        match self.round.stop_asked():
+            case "now":
+                self.stop.set()
+            case "after-current":
+                self.finish_only.set()
 
 
 def meta_of(measuring: Measuring, run: PlannedRun, attempt: int) -> dict[str, str]:
@@ -85,39 +85,78 @@ def write_prediction(measuring: Measuring, run: PlannedRun) -> str:
     return sha256_file(path)
 
 
+def patiently(measuring: Measuring, ask: Callable[[], T]) -> T:
+    """Ask Polyaxon, and go on asking while it does not answer, up to :data:`OUTAGE_S`.
+
+    The port has repeated the request already when it gives up; an outage of a few minutes (a
+    server that is started anew) must not cost a run of an hour. A stop request ends the patience.
+    """
+    until = time.monotonic() + OUTAGE_S
+    while True:
+        try:
+            return ask()
+        except ServiceDown as error:
+            if time.monotonic() > until or measuring.stop.is_set():
+                raise
+            measuring.tell(f"Polyaxon does not answer, asking again: {error}")
+            measuring.stop.wait(OUTAGE_POLL_S)
+
+
 def find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, bool]:
     """Return ``(the repeat's run, whether it was adopted)``.
 
     Raises :class:`CannotFindOut` when Polyaxon cannot be asked: better no run than two.
     """
     round_, key = measuring.round, run.cell.cell_key
-    lock = filelock.FileLock(round_.folder / "create.lock", timeout=120)
-    with lock:
-        state = round_.state(key, run.repeat) or RepeatState(
-            cell_key=key, repeat=run.repeat, attempt=1, run_uuid=None, prediction_sha256=None
-        )
+    with filelock.FileLock(round_.folder / "create.lock", timeout=CREATE_LOCK_S):
+        state = _attempt(round_, run)
         meta = meta_of(measuring, run, state.attempt)
-        found = measuring.port.find(meta)
-        if len(found) > 1:
-            raise CannotFindOut(
-                f"{run.cell.label}: Polyaxon knows {len(found)} runs of round {round_.id}, repeat "
-                f"{run.repeat}: {', '.join(view.uuid for view in found)}; wanted at most one"
-            )
-        if found:
-            view = found[0]
+        view = _the_one(measuring, state, patiently(measuring, lambda: measuring.port.find(meta)))
+        if view is not None:
             if state.run_uuid != view.uuid:
                 round_.save(replace(state, run_uuid=view.uuid))
             return view, True
         digest = write_prediction(measuring, run)
+        write_json(round_.origin_path(key, run.repeat, state.attempt), measuring.origin(run))
         state = replace(state, run_uuid=None, prediction_sha256=digest)
         round_.save(state)
-        view = measuring.port.create(
-            operation=measuring.operation(run),
-            name=f"{measuring.plan.sweep.name}-{key[:12]}-r{run.repeat}",
-            meta=meta | {"flow_run": measuring.flow_run_id, "label": run.cell.label},
-        )
+        operation = measuring.operation(run)
+        name = f"{measuring.plan.sweep.name}-{key[:12]}-r{run.repeat}"
+        more = {
+            "flow_run": measuring.flow_run_id,
+            "label": run.cell.label,
+            "prediction_sha256": digest,
+        }
+        view = measuring.port.create(operation=operation, name=name, meta=meta | more)
         round_.save(replace(state, run_uuid=view.uuid))
         return view, False
+
+
+def _attempt(round_: Round, run: PlannedRun) -> RepeatState:
+    """Return the state to go on from: the recorded one, or a further attempt's."""
+    key = run.cell.cell_key
+    state = round_.state(key, run.repeat)
+    if state is None:
+        return RepeatState(key, run.repeat, attempt=1, run_uuid=None, prediction_sha256=None)
+    if state.manifest_sha256 is not None and state.to_be_repeated:
+        return RepeatState(
+            key, run.repeat, attempt=state.attempt + 1, run_uuid=None, prediction_sha256=None
+        )
+    return state
+
+
+def _the_one(measuring: Measuring, state: RepeatState, found: list[RunView]) -> RunView | None:
+    """Return the run to adopt: the recorded one, else the oldest; any other is stopped.
+
+    A second one exists when the answer to a create was lost and the server was slow to show it.
+    """
+    chosen = next((view for view in found if view.uuid == state.run_uuid), None)
+    chosen = chosen or (found[0] if found else None)
+    for view in found:
+        if chosen is not None and view.uuid != chosen.uuid and not view.is_final:
+            measuring.tell(f"run {view.uuid} is a double of {chosen.uuid}: stopping it")
+            measuring.port.stop(view.uuid)
+    return chosen
 
 
 def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> RunView:
@@ -130,7 +169,6 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
     stop_until: float | None = None
     since = time.monotonic()
     while not view.is_final:
-        measuring.tick()
         moment = time.monotonic()
         if stop_until is None:
             if started is None and view.status in ("starting", "running"):
@@ -138,7 +176,8 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             reason = _why_stop(measuring, run, moment, since, started)
             if reason:
                 measuring.tell(f"{run.cell.label}: stopping ({reason})")
-                measuring.port.stop(view.uuid)
+                uuid = view.uuid
+                patiently(measuring, lambda: measuring.port.stop(uuid))  # noqa: B023
                 stop_until = moment + run.cell.limits.stop_s + STOP_GRACE_S
         elif moment > stop_until:
             raise CannotFindOut(
@@ -150,7 +189,8 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             measuring.stop.wait(POLL_S)
         else:
             time.sleep(POLL_S)
-        view = measuring.port.view(view.uuid)
+        uuid = view.uuid
+        view = patiently(measuring, lambda: measuring.port.view(uuid))  # noqa: B023
     return view
 
 

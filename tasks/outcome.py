@@ -38,6 +38,7 @@ SEEN = {
     "not_ready": Outcome.NOT_READY,
     "bench_failed": Outcome.BENCH_FAILED,
     "config_mismatch": Outcome.CONFIG_MISMATCH,
+    "harness_error": Outcome.LOST,  # nothing was found out about the cell: measured again
 }
 
 
@@ -48,13 +49,18 @@ def decide_outcome(
     polyaxon_reason: str | None,
     failure: EngineFailure | None,
     problems: Sequence[str],
+    started: bool = True,
 ) -> tuple[Outcome, Phase, str]:
     """Return ``(outcome, phase, message)``.
 
     ``end`` is the run's ``end.json`` or ``None`` where it left none; ``failure`` what its log
-    says; ``problems`` what of its files did not arrive whole.
+    says; ``problems`` what of its files did not arrive whole; ``started`` whether the run ever left
+    the queue.
     """
     if end is None:
+        if not started:
+            outcome = _by_polyaxon(polyaxon_status, polyaxon_reason)
+            return outcome, Phase.QUEUE, f"never started; Polyaxon says {polyaxon_status}"
         return _without_end(polyaxon_status, polyaxon_reason, failure, problems)
     observed = str(end.get("observed"))
     phase = _phase(end.get("phase"))
@@ -68,7 +74,7 @@ def decide_outcome(
         if failure is None:
             return Outcome.CRASHED, phase, message or "the server ended while starting"
         return failure.outcome, failure.phase, failure.text
-    if observed in ("crashed", "harness_error"):
+    if observed == "crashed":
         oom = failure is not None and failure.outcome is Outcome.OOM
         return (Outcome.OOM if oom else Outcome.CRASHED), phase, message
     if observed in SEEN:

@@ -1,8 +1,8 @@
 """What every start begins with: settle what an earlier process left open.
 
-A killed flow leaves a Prefect flow run that says Running for ever, runs that ended unseen, and
-sealed bundles that were never ingested. Strays and dead runs of this machine are the supervisor's
-to end; it does so when it starts.
+A killed flow leaves a Prefect flow run that says Running for ever, half-built bundles, and sealed
+bundles that were never ingested. Runs that ended unseen are adopted by the next flow on their
+round; strays and dead runs of this machine are the supervisor's to end, when it starts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import httpx
 
+from tasks import bundle, record
 from tasks.home import Home
 from tasks.rounds import rounds_of
 
@@ -27,13 +28,14 @@ def crash_dead_flows(home: Home, api_url: str, tell: Callable[[str], None]) -> l
     A server that does not answer is not our failure to measure: it is told, and tried next time.
     """
     settled = []
-    with httpx.Client(base_url=api_url, timeout=DEADLINE_S) as client:
+    with httpx.Client(base_url=api_url, timeout=DEADLINE_S, trust_env=False) as client:
         for round_ in rounds_of(home):
             for flow_run_id in round_.dead_flows():
                 try:
                     if _crash(client, flow_run_id):
                         settled.append(flow_run_id)
                         tell(f"Prefect flow run {flow_run_id}: its process is gone, set to Crashed")
+                    round_.note_settled(flow_run_id)
                 except httpx.HTTPError as error:
                     tell(f"Prefect flow run {flow_run_id}: could not be settled ({error})")
     return settled
@@ -51,7 +53,6 @@ def _crash(client: httpx.Client, flow_run_id: str) -> bool:
         "state": {"type": "CRASHED", "name": "Crashed", "message": "the flow's process is gone"},
         "force": True,
     }
-    client.post(f"/flow_runs/{flow_run_id}/set_state", json=crashed).raise_for_status()
     tasks = client.post(
         "/task_runs/filter",
         json={
@@ -62,7 +63,19 @@ def _crash(client: httpx.Client, flow_run_id: str) -> bool:
     tasks.raise_for_status()
     for task in tasks.json():
         client.post(f"/task_runs/{task['id']}/set_state", json=crashed).raise_for_status()
+    # Last: a kill in between leaves the flow run to be found again.
+    client.post(f"/flow_runs/{flow_run_id}/set_state", json=crashed).raise_for_status()
     return True
+
+
+def ingest_all(home: Home, tell: Callable[[str], None]) -> None:
+    """Take every sealed bundle that is not in the warehouse yet; cheap where there is none."""
+    sealed = bundle.all_sealed(home)
+    if not sealed:
+        return
+    report = record.ingest(home, sealed)
+    for refused in report.quarantined:
+        tell(f"bundle {refused.path}: {refused.reason}")
 
 
 def drop_half_bundles(home: Home) -> None:

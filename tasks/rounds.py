@@ -5,6 +5,7 @@ Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed fl
 * ``round.json``          what the round measures: sweep hash, label, when it was opened
 * ``repeats/<cell key>.<repeat>.json``   intent, then the run's UUID, then the sealed bundle
 * ``predictions/<cell key>.json``      made and hashed before the run is created
+* ``origins/<cell key>.<repeat>.<attempt>.json``   who and which code created that run
 * ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
 * ``flow.lock``, ``flow.json``         held while a flow works on it; the kernel drops the lock
 
@@ -30,11 +31,18 @@ from tasks.files import read_json, write_json, write_text
 from tasks.home import Home
 from tasks.plan.sweep import Sweep, parse_sweep
 from warehouse.errors import BadInput, CannotFindOut
+from warehouse.registry import Outcome
 
 
 def now() -> str:
     """Return the time as ISO 8601 UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+#: Outcomes after which a repeat is measured again, as a further attempt: nothing was found out
+#: about the cell, or the prediction refused it and it is to be run after all. Every other typed
+#: outcome is a result.
+AGAIN = frozenset({Outcome.STOPPED.value, Outcome.LOST.value, Outcome.INFEASIBLE.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +56,12 @@ class RepeatState:
     prediction_sha256: str | None
     outcome: str | None = None
     manifest_sha256: str | None = None
+    at: str | None = None  # when this was written
+
+    @property
+    def to_be_repeated(self) -> bool:
+        """Whether the recorded outcome asks for a further attempt."""
+        return self.outcome in AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,7 @@ class Round:
             {name: getattr(state, name) for name in FIELDS} | {"at": now()},
         )
 
-    def finished(self, cell_key: str, repeat: int) -> RepeatState | None:
+    def sealed(self, cell_key: str, repeat: int) -> RepeatState | None:
         """Return the state if its bundle is sealed with the recorded hash, else ``None``."""
         state = self.state(cell_key, repeat)
         if state is None or state.run_uuid is None or state.manifest_sha256 is None:
@@ -107,11 +121,20 @@ class Round:
             return None
         return state
 
+    def finished(self, cell_key: str, repeat: int) -> RepeatState | None:
+        """Return the state if it is sealed with an outcome that is not to be measured again."""
+        state = self.sealed(cell_key, repeat)
+        return None if state is None or state.to_be_repeated else state
+
     # -- predictions ------------------------------------------------------------------------
 
     def prediction_path(self, cell_key: str) -> Path:
         """Where a cell's prediction lies."""
         return self.folder / "predictions" / f"{cell_key}.json"
+
+    def origin_path(self, cell_key: str, repeat: int, attempt: int) -> Path:
+        """Where it stands who and what created an attempt's run."""
+        return self.folder / "origins" / f"{cell_key}.{repeat}.{attempt}.json"
 
     # -- flows ------------------------------------------------------------------------------
 
@@ -138,7 +161,14 @@ class Round:
                 entry = json.loads(line)
                 if not processes.alive(entry["pid"], entry["start_ticks"]):
                     dead.append(entry["flow_run_id"])
-        return dead
+        settled = self.folder / "settled.txt"
+        known = set(settled.read_text().split()) if settled.exists() else set()
+        return [flow for flow in dead if flow not in known]
+
+    def note_settled(self, flow_run_id: str) -> None:
+        """Record that a dead flow's run needs no further look."""
+        with (self.folder / "settled.txt").open("a", encoding="utf-8") as file:
+            file.write(flow_run_id + "\n")
 
     def holder(self) -> int | None:
         """Return the PID of the process that measures the round, or ``None``."""
@@ -201,6 +231,7 @@ FIELDS = (
     "prediction_sha256",
     "outcome",
     "manifest_sha256",
+    "at",
 )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from testkit.planning import surroundings
 from testkit.polyaxon import FakePolyaxon
 
+from flows.shipped import find_sweep
 from tasks import measure
 from tasks.home import Home
 from tasks.launch.port import RunView
 from tasks.measure import Measuring, find_or_create, wait_until_final
 from tasks.plan.plan import PlannedRun, make_plan
-from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.plan.sweep import parse_sweep
 from tasks.rounds import open_round
 from warehouse.errors import CannotFindOut, ServiceDown
 
@@ -39,6 +41,7 @@ def make(home: Home, monkeypatch: pytest.MonkeyPatch) -> Make:
             keep_alive=lambda: None,
             queue_s=60.0,
             flow_run_id="flow",
+            origin=lambda run: {"who": "tester"},
             tell=lambda text: None,
         )
         return measuring, next(iter(plan.runs()))
@@ -101,23 +104,72 @@ def test_a_prediction_is_never_made_again(make: Make) -> None:
     assert path.read_bytes() == before
 
 
-def test_two_runs_for_one_repeat_are_not_guessed_between(make: Make) -> None:
+def test_of_two_runs_for_one_repeat_the_recorded_or_oldest_stays(make: Make) -> None:
     port = FakePolyaxon()
     measuring, run = make(port)
     meta = measure.meta_of(measuring, run, 1)
-    port.create(operation={}, name="a", meta=meta)
-    port.create(operation={}, name="b", meta=meta)
-    with pytest.raises(CannotFindOut, match="Polyaxon knows 2 runs"):
+    first = port.create(operation={}, name="a", meta=meta)
+    second = port.create(operation={}, name="b", meta=meta)
+    assert find_or_create(measuring, run)[0].uuid == first.uuid
+    assert port.stopped == [second.uuid]
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "lost", "infeasible"])
+def test_what_was_not_found_out_is_measured_again_as_a_further_attempt(
+    make: Make, outcome: str
+) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    first, _ = find_or_create(measuring, run)
+    state = measuring.round.state(run.cell.cell_key, 1)
+    assert state is not None
+    measuring.round.save(replace(state, outcome=outcome, manifest_sha256="0" * 64))
+    second, adopted = find_or_create(measuring, run)
+    assert not adopted
+    assert second.uuid != first.uuid
+    assert second.meta_info["attempt"] == "2"
+    assert find_or_create(measuring, run) == (second, True)
+
+
+def test_an_outage_is_waited_through(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "OUTAGE_POLL_S", 0.001)
+    port = FakePolyaxon(script={"*": ["running", "succeeded"]})
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    look, down = port.view, [3]
+
+    def flaky(run_uuid: str) -> RunView:
+        if down[0]:
+            down[0] -= 1
+            raise ServiceDown("away")
+        return look(run_uuid)
+
+    port.view = flaky  # type: ignore[method-assign]
+    assert wait_until_final(measuring, run, view).status == "succeeded"
+    assert down == [0]
+
+
+def test_a_stop_request_ends_the_patience(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    measuring.stop.set()
+
+    def down(meta: dict[str, str]) -> list[RunView]:
+        raise ServiceDown("away")
+
+    port.find = down  # type: ignore[method-assign]
+    with pytest.raises(ServiceDown):
         find_or_create(measuring, run)
 
 
-def test_a_server_that_is_down_creates_nothing(make: Make) -> None:
+def test_a_server_that_is_down_creates_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     port = FakePolyaxon()
     measuring, run = make(port)
 
     def down(meta: dict[str, str]) -> list[RunView]:
         raise ServiceDown("down")
 
+    monkeypatch.setattr(measure, "OUTAGE_S", 0.0)
     port.find = down  # type: ignore[method-assign]
     with pytest.raises(ServiceDown):
         find_or_create(measuring, run)
@@ -162,12 +214,12 @@ def test_a_stop_that_never_ends_is_an_error_and_not_a_hang(
         wait_until_final(measuring, run, view)
 
 
-def test_stop_files_are_noticed_while_waiting(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "KEEP_ALIVE_S", 0.0)
+def test_stop_files_are_noticed_by_the_ticks(make: Make) -> None:
     port = FakePolyaxon()
     measuring, run = make(port)
     view, _ = find_or_create(measuring, run)
     measuring.round.ask_stop(after_current=False)
+    measuring.tick()
     assert wait_until_final(measuring, run, view).status == "stopped"
     measuring.round.ask_stop(after_current=True)
     measuring.tick()

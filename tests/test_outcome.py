@@ -55,7 +55,7 @@ def end(
         (end("bench_failed"), "succeeded", None, None, [], Outcome.BENCH_FAILED),
         (end("not_ready"), "succeeded", None, None, [], Outcome.NOT_READY),
         (end("config_mismatch"), "succeeded", None, None, [], Outcome.CONFIG_MISMATCH),
-        (end("harness_error"), "failed", None, None, [], Outcome.CRASHED),
+        (end("harness_error"), "failed", None, None, [], Outcome.LOST),
         (end("a new word"), "succeeded", None, None, [], Outcome.CRASHED),
         (None, "stopped", None, None, [], Outcome.STOPPED),
         (None, "failed", "Timeout", None, [], Outcome.TIMED_OUT),
@@ -93,3 +93,15 @@ def test_a_refusal_keeps_the_engines_phase_and_words() -> None:
     )
     assert phase is Phase.KV_CACHE
     assert message.startswith("Available memory on node 0")
+
+
+def test_a_run_that_never_started_ended_in_the_queue() -> None:
+    outcome, phase, _ = decide_outcome(
+        end=None,
+        polyaxon_status="stopped",
+        polyaxon_reason=None,
+        failure=None,
+        problems=[],
+        started=False,
+    )
+    assert (outcome, phase) == (Outcome.STOPPED, Phase.QUEUE)

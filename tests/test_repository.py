@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.shipped import shipped
 from tasks import pins
-from tasks.plan.sweep import parse_sweep, shipped
+from tasks.plan.sweep import parse_sweep
 
 ROOT = Path(__file__).parent.parent
 TOP = {"flows", "tasks", "polyaxonfiles", "warehouse"}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.shipped import find_sweep
 from tasks.files import read_json, write_json
 from tasks.home import Home
-from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, Round, open_round, rounds_of
 from warehouse.errors import BadInput, CannotFindOut
 

@@ -58,7 +58,12 @@ def capacity(
     dtype: Annotated[str, typer.Option(help="dtype of the model")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="dtype of the KV cache")] = "auto",
     prefix_caching: Annotated[
-        bool | None, typer.Option("--prefix-caching/--no-prefix-caching", show_default=False)
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            show_default=False,
+            help="share equal prefixes; left out: vLLM's default for version and model",
+        ),
     ] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="tokens a step")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="sequences a step")] = None,

@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from flows.output import count, emit_json, print_table, say
+from flows.shipped import find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan, PlannedCell, make_plan
-from tasks.plan.sweep import find_sweep, parse_sweep, shipped
+from tasks.plan.sweep import parse_sweep
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a shipped name or a file")]
 TargetOption = Annotated[

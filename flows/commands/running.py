@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flows.commands.planning import JsonOption, SweepArgument, TargetOption
 from flows.output import emit_json, emit_text, print_table, say
+from flows.shipped import find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
-from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.plan.sweep import parse_sweep
 from tasks.rounds import Round, rounds_of
-from warehouse.errors import BadInput, CheckFailed
+from warehouse.errors import BadInput, CannotFindOut, CheckFailed, MemsweepError, ServiceDown
 
 KeepOption = Annotated[
     bool, typer.Option("--keep-infeasible", help="run even what the prediction refuses")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="open a new round: measure again")]
+#: Names of a flow's failed states that are one of our errors, which keeps its exit code.
+FAULTS: dict[str | None, type[MemsweepError]] = {
+    kind.__name__: kind for kind in (BadInput, CannotFindOut, ServiceDown, CheckFailed)
+}
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="UUID, unique prefix, or latest")]
 
 
@@ -47,16 +53,27 @@ def demo(fresh: FreshOption = False) -> None:
     say(f"everything it makes lies in {home.root}")
     announce(home)
     began = time.monotonic()
-    _measure("demo", "local", fresh=fresh, show_plan=True)
+    unexpected = _measure("demo", "local", fresh=fresh, show_plan=True)
     from flows.commands.auditing import audit
     from flows.commands.looking import compare
 
-    compare()
-    audit("latest", "kv_cache_size_tokens")
+    compare("demo")
+    shown = _first_finished(home, "demo")
+    if shown is not None:
+        audit(shown, "kv_cache_size_tokens")
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     say(f"done in {minutes} min {seconds} s. What there is now:")
     for line in _where_to_look(home):
         say(f"  {line}")
+    if unexpected:
+        raise CheckFailed(unexpected)
+
+
+def _first_finished(home: Home, sweep: str) -> str | None:
+    """Return the first run of the sweep's newest round that came out ok."""
+    rounds = rounds_of(home, sweep)
+    states = sorted(rounds[-1].states(), key=lambda state: state.at or "") if rounds else []
+    return next((state.run_uuid for state in states if state.outcome == "ok"), None)
 
 
 def run(
@@ -71,12 +88,17 @@ def run(
 
     Example: `memsweep run demo`
     """
-    _measure(sweep, target, fresh=fresh, show_plan=False, keep_infeasible=keep_infeasible)
+    unexpected = _measure(
+        sweep, target, fresh=fresh, show_plan=False, keep_infeasible=keep_infeasible
+    )
+    if unexpected:
+        raise CheckFailed(f"{unexpected}; see: memsweep compare")
 
 
 def _measure(
     sweep: str, target: str, *, fresh: bool, show_plan: bool, keep_infeasible: bool = False
-) -> None:
+) -> str | None:
+    """Measure a sweep; return what was not as expected, or ``None``."""
     from flows.commands.planning import show
     from flows.context import need_disk, prepare, surroundings, use
     from tasks.plan.plan import make_plan
@@ -101,9 +123,12 @@ def _measure(
         sweep, target, fresh=fresh, keep_infeasible=keep_infeasible, return_state=True
     )
     if state.name == NOT_AS_EXPECTED:
-        raise CheckFailed(f"sweep {parsed.name}: {state.message}; see: memsweep compare")
-    state.result()  # raises what kept the flow from its end
+        return f"sweep {parsed.name}: {state.message}"
+    if state.name in FAULTS:
+        raise FAULTS[state.name](state.message)
+    state.result()  # raises what else kept the flow from its end
     say(state.message or "")
+    return None
 
 
 def _refuse_unresolved(plan: Plan) -> None:
@@ -139,7 +164,7 @@ def status(json: JsonOption = False) -> None:
 
     home = Home.find()
     states = services.status(home)
-    rounds = [_progress(round_) for round_ in rounds_of(home)]
+    rounds = [_progress(home, round_) for round_ in rounds_of(home)]
     if json:
         emit_json(
             {
@@ -158,29 +183,49 @@ def status(json: JsonOption = False) -> None:
     print_table(
         "Rounds",
         ["round", "opened", "measured", "of", "not as expected", "being measured by"],
-        [[r[k] for k in ("round", "opened_at", "finished", "runs", "odd", "pid")] for r in rounds],
+        [
+            [r[k] for k in ("round", "opened_at", "finished", "runs", "unexpected", "pid")]
+            for r in rounds
+        ],
     )
     for entry in rounds:
-        if entry["finished"] != entry["runs"] and entry["pid"] is None:
-            say(f"unfinished: {entry['round']} - go on with: memsweep run {entry['sweep']}")
+        if entry["problem"]:
+            say(f"{entry['round']}: {entry['problem']}")
+        elif entry["finished"] != entry["runs"] and entry["pid"] is None:
+            say(f"unfinished: {entry['round']} - go on with: memsweep run SWEEP-FILE-OR-NAME")
 
 
-def _progress(round_: Round) -> dict[str, object]:
-    states = round_.states()
-    done = [s for s in states if s.manifest_sha256]
-    sweep = round_.sweep()
-    from tasks.plan.sweep import machine_memory_bytes
+def _progress(home: Home, round_: Round) -> dict[str, object]:
+    """Return a round's progress, counting only the cells its sweep has with the pins of today."""
+    from flows.context import surroundings
+    from tasks.plan.plan import make_plan
 
-    cells = list(sweep.expand(memory_total_bytes=machine_memory_bytes()))
-    return {
+    found: dict[str, object] = {
         "round": round_.id,
         "sweep": round_.sweep_name,
         "opened_at": round_.opened_at,
-        "runs": len(cells) * sweep.repeats,
-        "finished": len(done),
-        "outcomes": {o: sum(s.outcome == o for s in done) for o in {s.outcome for s in done}},
-        "odd": sum(s.outcome not in ("ok", "refused") for s in done),
         "pid": round_.holder(),
+        "runs": None,
+        "finished": None,
+        "unexpected": None,
+        "problem": None,
+    }
+    try:
+        plan = make_plan(round_.sweep(), surroundings(home, "local"))
+    except (MemsweepError, OSError) as error:
+        return found | {"problem": f"cannot be read: {error}"}
+    runs = [*plan.runs(), *plan.skipped()]
+    done = [(run, round_.sealed(run.cell.cell_key, run.repeat)) for run in runs]
+    finished = [
+        (run, state)
+        for run, state in done
+        if state is not None and (run.planned.skipped or not state.to_be_repeated)
+    ]
+    unexpected = [run for run, state in finished if not run.planned.as_expected(str(state.outcome))]
+    return found | {
+        "runs": len(runs),
+        "finished": len(finished),
+        "unexpected": len(unexpected),
     }
 
 
@@ -194,16 +239,20 @@ def stop(
 ) -> None:
     """Stop a sweep or a run; what exists is collected and marked `stopped`.
 
+    A flow that measures collects what it stops. Runs that no flow waits for any more are stopped
+    here, and collected by the next `run` of their sweep.
+
     Example: `memsweep stop demo`
     """
     home = Home.find()
-    busy = [r for r in rounds_of(home) if r.holder() is not None]
-    chosen = [r for r in busy if what in (None, r.sweep_name, r.id)]
-    for round_ in chosen:
-        round_.ask_stop(after_current=after_current)
-        say(f"{round_.id}: stop asked of process {round_.holder()}")
-    if chosen or what is None:
-        if not chosen:
+    rounds = rounds_of(home)
+    names = {round_.sweep_name for round_ in rounds} | {round_.id for round_ in rounds}
+    if what is not None and what not in names and (what in shipped() or Path(what).is_file()):
+        where, text = find_sweep(what)
+        what = parse_sweep(text, where=where).name
+    if what is None or what in names:
+        chosen = [r for r in rounds if what in (None, r.sweep_name, r.id)]
+        if not _stop_rounds(home, chosen, after_current=after_current):
             say("nothing is being measured")
         return
     from flows.context import find_run, port_of
@@ -211,6 +260,27 @@ def stop(
     run_uuid = find_run(home, what)
     port_of(home).stop(run_uuid)
     say(f"run {run_uuid}: stop asked")
+
+
+def _stop_rounds(home: Home, rounds: list[Round], *, after_current: bool) -> bool:
+    """Stop what measures these rounds: their flows, and runs whose flow is gone."""
+    busy = [round_ for round_ in rounds if round_.holder() is not None]
+    for round_ in busy:
+        round_.ask_stop(after_current=after_current)
+        say(f"{round_.id}: stop asked of process {round_.holder()}")
+    from tasks.launch import services
+
+    orphaned = {round_.id for round_ in rounds if round_ not in busy}
+    if not orphaned or services.endpoints(home) is None:
+        return bool(busy)
+    from flows.context import port_of
+
+    port = port_of(home)
+    left = [view for view in port.active() if view.meta_info.get("round") in orphaned]
+    for view in left:
+        port.stop(view.uuid)
+        say(f"run {view.uuid}: stop asked; its flow is gone, the next run of the sweep collects it")
+    return bool(busy or left)
 
 
 def logs(

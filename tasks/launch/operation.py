@@ -91,9 +91,18 @@ def build(
 def template_key(operation: Mapping[str, object]) -> str:
     """Return the sha256 of component and typed inputs: equal for every run of the same thing.
 
-    What Polyaxon compiles from it holds the run's UUID and paths, so its hash never repeats.
+    What Polyaxon compiles from it holds the run's UUID and paths, so its hash never repeats; the
+    places of a target (paths of the state folder) are left out for the same reason.
     """
-    return content_key({key: operation.get(key) for key in ("component", "params", "runPatch")})
+    params = operation.get("params")
+    cell = params.get("cell") if isinstance(params, Mapping) else None
+    return content_key(
+        {
+            "component": operation.get("component"),
+            "cell": cell,
+            "runPatch": operation.get("runPatch"),
+        }
+    )
 
 
 def read(name: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
@@ -300,28 +299,3 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
         return Sweep.model_validate(document)
     except ValidationError as error:
         raise BadInput(f"{where}: {first_problem(error)}") from error
-
-
-def shipped() -> dict[str, Path]:
-    """Return the sweeps that come with the project: name -> file."""
-    from importlib.resources import files
-
-    folder = Path(str(files("flows") / "sweeps"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-
-
-def find_sweep(name_or_path: str) -> tuple[str, str]:
-    """Return ``(where, text)`` of a shipped sweep's name or a file's path.
-
-    Raises :class:`BadInput` naming the shipped ones when there is neither.
-    """
-    sweeps = shipped()
-    path = sweeps.get(name_or_path) or Path(name_or_path)
-    if not path.is_file():
-        raise BadInput(
-            f"unknown sweep {name_or_path!r}: neither a file nor one of {', '.join(sweeps)}"
-        )
-    try:
-        return str(name_or_path), path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error

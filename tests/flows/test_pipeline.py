@@ -49,6 +49,8 @@ def context(home: Home) -> Context:
     sweep = parse_sweep(SWEEP, where="x")
     plan = make_plan(sweep, surroundings())
     round_, _ = open_round(home, sweep, SWEEP, fresh=False)
+    flow = "00000000-0000-4000-8000-0000000000ff"
+    origin = Origin(flow, "0" * 64, "local", lambda run: "1" * 64)
     measuring = Measuring(
         home=home,
         round=round_,
@@ -57,10 +59,10 @@ def context(home: Home) -> Context:
         operation=lambda run: {"cell": run.cell.cell_key},
         keep_alive=lambda: None,
         queue_s=60.0,
-        flow_run_id="00000000-0000-4000-8000-0000000000ff",
+        flow_run_id=flow,
+        origin=origin.document,
         tell=lambda text: None,
     )
-    origin = Origin(measuring.flow_run_id, "0" * 64, "local", lambda run: "1" * 64)
     return Context(plan, round_, measuring, origin)
 
 

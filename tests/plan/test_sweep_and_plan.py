@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from testkit.planning import demo, surroundings
 
+from flows.shipped import find_sweep
 from tasks.canonical import canonical_json
 from tasks.plan.cell import Cell
 from tasks.plan.plan import make_plan
 from tasks.plan.prediction import peak_usage_bound
-from tasks.plan.sweep import BeyondMachine, find_sweep, parse_sweep
+from tasks.plan.sweep import BeyondMachine, parse_sweep
 from warehouse.errors import BadInput
 
 MINIMAL = """

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from flows.shipped import find_sweep
 from tasks.launch import models
 from tasks.plan.plan import Plan, Surroundings, make_plan
-from tasks.plan.sweep import find_sweep, parse_sweep
+from tasks.plan.sweep import parse_sweep
 
 MEMORY = 25_276_059_648
 REVISION = "sha256:" + "0" * 64
