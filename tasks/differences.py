@@ -18,6 +18,7 @@ NAMED_BY: dict[str, tuple[str, ...]] = {
     "measurement": ("load_point", "metric"),
     "derivation": ("load_point", "metric"),
     "prediction": ("load_point", "metric"),
+    "derived_cell": ("max_model_len_tokens",),
     "phase": ("ordinal",),
     "server_sample": ("tick",),
     "gpu_sample": ("tick", "gpu_uuid"),

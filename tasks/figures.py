@@ -20,6 +20,7 @@ from tasks.canonical import canonical_json
 from warehouse.registry import EXTREME_OF, GROWTH_OF, PEAK_OF
 
 if TYPE_CHECKING:
+    from tasks.derived import Arithmetic
     from tasks.rows import Source
 
 Row = dict[str, Any]
@@ -67,11 +68,17 @@ class Series:
 
 
 def load_point_rows(
-    source: Source, asked: pa.Table, tables: Mapping[str, pa.Table]
+    source: Source,
+    asked: pa.Table,
+    tables: Mapping[str, pa.Table],
+    *,
+    arithmetic: Arithmetic,
+    blocks: float | None,
 ) -> tuple[list[Row], list[Row], list[Row], list[Row]]:
     """Return rows for ``load_point``, ``measurement``, ``derivation`` and ``validity``.
 
-    ``asked`` are the requests, ``tables`` the samples already made into rows.
+    ``asked`` are the requests, ``tables`` the samples already made into rows, ``blocks`` the size
+    of the pool as measured.
     """
     points: list[Row] = []
     measured: list[Row] = []
@@ -87,7 +94,8 @@ def load_point_rows(
         figures = _measured(window, requests, tables, database, report)
         base: Row = {"run_uuid": source.run_uuid, "load_point": index}
         measured += [base | {"metric": metric} | row for metric, row in figures.items()]
-        statistics = _derived(source, load, window, requests, figures, database)
+        statistics = _derived(window, requests, database)
+        statistics["peak_kv_usage_ratio_bound"] = _bound(load, figures, arithmetic, blocks)
         derived += [base | {"metric": metric} | row for metric, row in statistics.items()]
         checks += [
             base | row
@@ -311,14 +319,7 @@ def _span(window: Window) -> str:
 # Derived: follows from the above
 
 
-def _derived(
-    source: Source,
-    load: Row,
-    window: Window | None,
-    requests: pa.Table,
-    measured: Mapping[str, Row],
-    database: str,
-) -> dict[str, Row]:
+def _derived(window: Window | None, requests: pa.Table, database: str) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     good = requests.filter(requests["success"])
     for metric, (column, quantile) in _QUANTILES.items():
@@ -341,7 +342,6 @@ def _derived(
         )
     else:
         rows["output_tokens_per_s"] = _follows(None, formula, {}, "no successful request")
-    rows["peak_kv_usage_ratio_bound"] = _bound(source, load, measured)
     return rows
 
 
@@ -349,30 +349,32 @@ def _follows(value: float | None, formula: str, inputs: Row, reason: str | None 
     return {"value": value, "formula": formula, "inputs": canonical_json(inputs), "reason": reason}
 
 
-def _bound(source: Source, load: Row, measured: Mapping[str, Row]) -> Row:
-    """Return the predicted bound of the peak for what was really served.
+def _bound(
+    load: Row, measured: Mapping[str, Row], arithmetic: Arithmetic, blocks: float | None
+) -> Row:
+    """Return the bound of the peak for what was really served.
 
-    The prediction's block figures, with the longest prompt and answer served in place of those
-    asked for: EvalScope's 512 tokens reach the server as 518 to 520.
+    The longest prompt and answer served take the place of those asked for: EvalScope's 512 tokens
+    reach the server as 518 to 520. The pool is the predicted one; where nothing could be predicted
+    before the first boot, it is the measured one.
     """
-    from tasks.plan.cell import Cell
-    from tasks.plan.prediction import peak_usage_bound
-
-    formula = "peak_usage_bound of the prediction for the longest prompt and answer served"
-    prediction = source.json("prediction.json")
+    predicted = arithmetic.predicted_blocks
+    pool = predicted if predicted is not None else blocks
+    which = "predicted" if predicted is not None else "measured"
+    formula = f"blocks of the longest requests served at once / ({which} blocks - 1)"
     prompt = measured["prompt_tokens_max"].get("value")
     output = measured["output_tokens_max"].get("value")
-    if not prediction or prompt is None or output is None:
-        missing = "prediction.json" if not prediction else "served tokens"
-        return _follows(None, formula, {}, f"{missing}: not there")
+    if prompt is None or output is None or pool is None:
+        missing = "served tokens" if pool is not None else "the number of blocks"
+        return _follows(None, formula, {}, f"{missing}: not known")
     asked = {
         "prompt_tokens": int(prompt),
         "output_tokens": int(output),
         "parallel": min(load["parallel"], load["number"]),
     }
-    inputs: Row = asked | {"file": "prediction.json"}
-    value = peak_usage_bound(prediction, Cell.parse(source.cell), **asked)
-    reason = None if value is not None else "the prediction has no block figures"
+    value = arithmetic.peak_bound(int(pool), **asked)
+    inputs: Row = asked | {"num_gpu_blocks": int(pool), "file": "prediction.json"}
+    reason = None if value is not None else "the model's block arithmetic is not known"
     return _follows(value, formula, inputs, reason)
 
 

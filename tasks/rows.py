@@ -23,6 +23,7 @@ from tasks import bundle, requests, samples
 from tasks.canonical import canonical_json
 from tasks.capture import startup_log, text
 from tasks.clock import Clock
+from tasks.derived import Arithmetic
 from tasks.figures import load_point_rows
 from tasks.files import read_json
 from tasks.pins import PARSER_VERSION
@@ -124,7 +125,15 @@ def _parse(folder: Path, *, raw: bool) -> RunRows:
         if taken is not None and taken.num_rows:
             result[f"{kind}_sample"] = _stamped(source, taken)
     values, measured = _startup(source)
-    points, figures, derived, checks = load_point_rows(source, asked, result)
+    blocks = next((m.get("value") for m in measured if m["metric"] == "num_gpu_blocks"), None)
+    arithmetic = Arithmetic(source.cell, source.json("prediction.json"))
+    points, figures, derived, checks = load_point_rows(
+        source, asked, result, arithmetic=arithmetic, blocks=blocks
+    )
+    cells = [] if blocks is None else arithmetic.other_limits(int(blocks))
+    result["derived_cell"] = table_of(
+        "derived_cell", [{"run_uuid": source.run_uuid, **cell} for cell in cells]
+    )
     result["startup_value"] = table_of("startup_value", values)
     result["measurement"] = table_of("measurement", measured + figures)
     result["derivation"] = table_of("derivation", derived)

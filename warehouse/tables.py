@@ -229,6 +229,15 @@ TABLES: dict[str, dict[str, str]] = {
         "name": "VARCHAR",
         "rss_bytes": "BIGINT",
     },
+    "derived_cell": {
+        "run_uuid": "UUID",
+        "max_model_len_tokens": "BIGINT",
+        "kv_cache_size_tokens": "BIGINT",
+        "max_concurrency": "DOUBLE",
+        "num_gpu_blocks": "BIGINT",
+        "blocks_per_request": "BIGINT",
+        "formula": "VARCHAR",
+    },
     "load_point": {
         "run_uuid": "UUID",
         "load_point": "INTEGER",

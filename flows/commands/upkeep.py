@@ -24,6 +24,10 @@ def ingest(
         list[Path] | None,
         typer.Argument(metavar="[BUNDLE]...", help="bundle folders; none: every sealed one here"),
     ] = None,
+    publish_every: Annotated[
+        float,
+        typer.Option("--publish-every", min=0, help="seconds between snapshots of a long ingest"),
+    ] = 30.0,
     json: JsonOption = False,
 ) -> None:
     """Take bundles into the warehouse; what is stored already stays as it is.
@@ -37,7 +41,7 @@ def ingest(
     for path in paths:
         if not (path / bundle.MANIFEST).is_file():
             raise BadInput(f"{path}: no {bundle.MANIFEST} in it; wanted the folder of a bundle")
-    report = record.ingest(home, paths)
+    report = record.ingest(home, paths, publish_every_s=publish_every)
     if json:
         emit_json(report.document())
     else:

@@ -474,3 +474,32 @@ def test_stored_types(one_run: Stored) -> None:
     assert kinds == ("UUID", "TIMESTAMP", "JSON", "2026-11-29 12:00:01")
     assert stamp == ("2026-11-29 12:00:10.5",)
     assert duckdb.__version__
+
+
+def test_cells_nobody_ran_are_derived_from_the_measured_pool(one_run: Stored) -> None:
+    """The seed's 8,192 figures follow from the 32,768 run's pool; its own limit is not repeated."""
+    rows = {
+        limit: (tokens, round(concurrency, 2))
+        for limit, tokens, concurrency in ask(
+            one_run.lab,
+            "SELECT max_model_len_tokens, kv_cache_size_tokens, max_concurrency FROM derived_cell",
+        )
+    }
+    assert rows[8192] == (838_656, 102.38)
+    assert 32_768 not in rows
+    assert max(rows) == 65_536  # the model's own limit
+
+
+def test_bound_of_a_pool_that_could_not_be_predicted(lab: Lab) -> None:
+    """Where the pool's size comes from profiling, the measured blocks bound the peak."""
+    spec = Spec()
+    unknown = predicted(spec.cell())
+    unknown["values"] = {}
+    spec.prediction = unknown
+    record.ingest(lab.home, [lab.seal(spec)])
+    ((value, formula),) = ask(
+        lab,
+        "SELECT value, formula FROM derivation WHERE metric = 'peak_kv_usage_ratio_bound'",
+    )
+    assert value == pytest.approx(20 / 1637)
+    assert "measured blocks" in formula

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
 import duckdb
 import pytest
 
+from warehouse.connection import open_writer
 from warehouse.errors import CannotFindOut
 from warehouse.export import comments
 from warehouse.migrate import migrate, migrations
 from warehouse.registry import EXACT, LOAD_POINT, STARTUP, Evidence
+from warehouse.store import content_hash, row_counts
 from warehouse.tables import RUN_TABLES, SHARED_TABLES, TABLES
 
 CLASSES = {evidence.value for evidence in Evidence} | {"asked", "identity"}
@@ -127,6 +130,35 @@ def test_failing_migration_leaves_nothing() -> None:
     tables = [row[0] for row in connection.execute("SHOW TABLES").fetchall()]
     assert sorted(tables) == ["a", "schema_version"]
     assert connection.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
+
+
+STORED = Path(__file__).parents[1] / "data" / "warehouse"
+
+
+@pytest.mark.parametrize("stored", sorted(STORED.glob("schema-*.duckdb.gz")), ids=lambda p: p.name)
+def test_upgrade_from_every_released_schema(stored: Path, tmp_path: Path) -> None:
+    """A file of an older memsweep is brought to the newest schema with all its rows."""
+    live = tmp_path / "live.duckdb"
+    live.write_bytes(gzip.decompress(stored.read_bytes()))
+    before = duckdb.connect(live, read_only=True)
+    was = dict(before.execute("SELECT 'run', count(*) FROM run").fetchall())
+    was |= dict(before.execute("SELECT 'measurement', count(*) FROM measurement").fetchall())
+    before.close()
+    with open_writer(live) as connection:
+        versions = connection.execute("SELECT version FROM schema_version ORDER BY 1").fetchall()
+        assert [version for (version,) in versions] == list(migrations())
+        assert migrate(connection) == []
+        counts = row_counts(connection)
+        assert {name: counts[name] for name in was} == was
+        assert counts["run"] > 0
+        assert connection.execute("SELECT count(*) FROM runs_wide").fetchone() == (counts["run"],)
+        content_hash(connection)
+
+
+def test_a_file_of_each_released_schema_is_stored() -> None:
+    """A release without its file could not be tested for upgrades later."""
+    stored = {int(path.name.split("-")[1].split(".")[0]) for path in STORED.glob("schema-*")}
+    assert stored >= {2, 3}
 
 
 def test_migration_files_are_numbered_without_gaps() -> None:
