@@ -1,11 +1,18 @@
-"""Writing files so that a kill or a power cut leaves the old or the new content, never a part."""
+"""Small files that several processes read and write: whole or not at all, one owner at a time.
+
+A kill or a power cut leaves the old or the new content, never a part.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from warehouse.errors import CannotFindOut
 
@@ -35,7 +42,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> dict[str, object] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object, or ``None`` where there is no file or it is not a whole object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -49,5 +56,35 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, wait_s: float, what: str) -> Iterator[int]:
+    """Hold ``path`` as a lock between processes; yields its file descriptor.
+
+    The kernel gives it back when the last holder is gone, however it died. A child that gets the
+    descriptor (``pass_fds``) keeps the lock even if its parent is killed.
+
+    Raises:
+        CannotFindOut: another process held it for longer than ``wait_s`` seconds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise CannotFindOut(
+                        f"{what}: another memsweep process has held {path} for {wait_s:.0f} s; "
+                        "wait for it or end it, then call again"
+                    ) from None
+                time.sleep(0.1)
+        yield descriptor
     finally:
         os.close(descriptor)

@@ -24,10 +24,9 @@ from typing import Any, Literal
 
 import polyaxonfiles
 import tasks
-from tasks import pins
+from tasks import files, pins
 from tasks.canonical import content_key, sha256_file
 from tasks.home import Home
-from tasks.launch import files
 from warehouse.errors import BadInput, CannotFindOut
 
 Name = Literal["engine", "bench", "polyaxon-server"]
@@ -448,7 +447,7 @@ def declare_torchvision_schemas(site_packages: Path) -> None:
 
 
 #: What the run's own code needs of this project beside its folder; standard library only.
-POD_MODULES = ("__init__.py", "answers.py", "canonical.py")
+POD_MODULES = ("__init__.py", "answers.py", "canonical.py", "processes.py")
 
 
 def stage_pod_code(home: Home) -> Path:

@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tasks import files
 from tasks.canonical import content_key, sha256_file
 from tasks.home import Home
-from tasks.launch import environments, files
+from tasks.launch import environments
 from tasks.launch.settings import run_environment
 from warehouse.errors import BadInput, CannotFindOut
 

@@ -16,13 +16,12 @@ import yaml
 
 import polyaxonfiles
 from tasks.canonical import canonical_json, content_key
+from tasks.plan.cell import MAX_CELL_BYTES
 from warehouse.errors import BadInput
 
 FOLDER = Path(polyaxonfiles.__file__).parent
 #: What a run leaves unsaid is never repeated by Polyaxon: an attempt is a run of its own.
 MAX_RETRIES = 0
-#: Kernel's limit for one environment variable (MAX_ARG_STRLEN, 128 KiB), its name included.
-_MAX_CELL_BYTES = 120_000
 #: Inside JSON's strings only: outside them "{" is followed by a quote or "}".
 _TEMPLATE_START = re.compile(r"\{(?=[{%#])")
 
@@ -38,10 +37,10 @@ def cell_text(cell: Mapping[str, object]) -> str:
         BadInput: the text is too long for an environment variable, or reads like a Python literal.
     """
     text = _TEMPLATE_START.sub(r"\\u007b", canonical_json(cell))
-    if len(text) > _MAX_CELL_BYTES:
+    if len(text) > MAX_CELL_BYTES:
         raise BadInput(
-            f"cell: {len(text)} bytes as JSON, wanted at most {_MAX_CELL_BYTES}; "
-            "give it fewer load points"
+            f"cell: {len(text)} bytes as JSON, wanted at most {MAX_CELL_BYTES}; "
+            "give it fewer load points or shorter prompts"
         )
     try:
         ast.literal_eval(text)

@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import environments, files, processes, supervisor
+from tasks.launch import environments, supervisor
 from tasks.launch.settings import LOOPBACK, artifacts_root, polyaxon_root, service_environment
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
@@ -86,9 +87,7 @@ class _Entry:
     polyaxon_host: str
 
     def is_alive(self) -> bool:
-        return self.boot_id == processes.boot_id() and processes.is_alive(
-            self.pid, self.start_ticks
-        )
+        return self.boot_id == processes.boot_id() and processes.alive(self.pid, self.start_ticks)
 
     def members(self) -> list[processes.Process]:
         if self.boot_id != processes.boot_id():
@@ -269,7 +268,7 @@ def _choose_ports(home: Home, asked: Ports) -> dict[str, int]:
         elif wanted is not None:
             if not 1 <= wanted <= 65535:
                 raise BadInput(f"services: port {wanted} for {name} is not within 1 to 65535")
-            if processes.is_listening(wanted):
+            if processes.listening(wanted):
                 raise BadInput(
                     f"services: port {wanted} asked for {name} is busy; give another one, or none "
                     "to take a free one"
@@ -278,7 +277,7 @@ def _choose_ports(home: Home, asked: Ports) -> dict[str, int]:
         else:
             before = recorded.get(name)
             taken = set(chosen.values())
-            if isinstance(before, int) and not processes.is_listening(before):
+            if isinstance(before, int) and not processes.listening(before):
                 chosen[name] = before if before not in taken else processes.free_port(but=taken)
             else:
                 chosen[name] = processes.free_port(but=taken)
@@ -481,7 +480,7 @@ def _prove_nothing_left(home: Home) -> None:
         left += [
             f"port {entry.port} of {entry.name}"
             for entry in entries
-            if entry.port is not None and processes.is_listening(entry.port)
+            if entry.port is not None and processes.listening(entry.port)
         ]
         left += [f"run {record.uuid} (session {record.sid})" for record in live_runs(home)]
         if not left:

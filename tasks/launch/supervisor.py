@@ -35,9 +35,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from tasks import files, processes
 from tasks.canonical import canonical_json
 from tasks.home import Home
-from tasks.launch import files, processes
 from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
 from tasks.launch.settings import artifacts_root, run_environment
 from warehouse.errors import CannotFindOut, MemsweepError
@@ -296,7 +296,7 @@ class Live:
             if code is not None:
                 self.exit_code = code
             return code is not None
-        return not processes.is_alive(self.record.pid, self.record.start_ticks)
+        return not processes.alive(self.record.pid, self.record.start_ticks)
 
     def members(self) -> list[processes.Process]:
         """Return every process of the run: its session, and what left it but bears its mark."""
@@ -582,14 +582,14 @@ class Supervisor:
         any other is lost.
         """
         found = processes.marked(RUN_VARIABLE, run.uuid)
-        leader = next((process for process in found if process.pid == process.sid), None)
+        leader = next((process for process in found if process.pid == process.session), None)
         outputs = self.store / run.uuid.replace("-", "") / "outputs"
         if leader is not None:
             record = Record(
                 uuid=run.uuid,
                 pid=leader.pid,
                 start_ticks=leader.start_ticks,
-                sid=leader.sid,
+                sid=leader.session,
                 outputs=str(outputs),
                 launched_at=_now(),
                 launched_s=time.monotonic(),
@@ -599,7 +599,7 @@ class Supervisor:
             )
             files.write_json(self.folder.record(run.uuid), asdict(record))
             self.live[run.uuid] = Live(record, self._tail(run.uuid, outputs))
-            say(f"run {run.uuid}: found without a record and adopted, session {leader.sid}")
+            say(f"run {run.uuid}: found without a record and adopted, session {leader.session}")
             return True
         if run.status == "starting" and not self.folder.log(run.uuid).exists():
             return self.has_free_slot() and self._start(run.uuid)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tasks.pod import effective, processes
+from tasks.pod import effective
 from tasks.pod.argv import (
     bench_variables,
     child_environment,
@@ -30,10 +30,12 @@ from tasks.pod.inputs import Inputs
 from tasks.pod.interrupt import Interrupt, read_reason
 from tasks.pod.outputs import END, Lines, Outputs
 from tasks.pod.phases import Phases
+from tasks.pod.processes import adopt_orphans, memory_bytes
 from tasks.pod.readiness import NotReady, Readiness
 from tasks.pod.sampler import MetricsTake, Sampler
-from tasks.pod.server import Server, free_port
+from tasks.pod.server import Server
 from tasks.pod.watch import Interrupted, ServerGone, Watch
+from tasks.processes import free_port, listening
 
 END_FORMAT = 1
 #: Exit codes: a typed outcome is 0, so that no retry repeats a deterministic failure.
@@ -151,7 +153,7 @@ class Run:
         self._environment = describe(self._inputs, self._gpus, self._no_gpu)
         self._outputs.write("environment.json", self._environment)
         self._outputs.event("gpu_sampling", on=self._gpus is not None, why_not=self._no_gpu)
-        processes.adopt_orphans()
+        adopt_orphans()
         self._snapshot("before")
 
     def _boot(self) -> None:
@@ -396,8 +398,8 @@ class Run:
         state: dict[str, object] = {
             "t_s": now_s(),
             "processes": [process.document() for process in members],
-            "port_listening": processes.listening(self._server.port),
-            "mem_available_bytes": processes.memory_bytes("MemAvailable"),
+            "port_listening": listening(self._server.port),
+            "mem_available_bytes": memory_bytes("MemAvailable"),
         }
         if self._gpus is not None:
             state["gpu_used_bytes"] = self._gpus.used_bytes()

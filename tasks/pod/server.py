@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tasks.pod import processes
-from tasks.pod.processes import Process
+from tasks.pod.processes import descendants
+from tasks.processes import Process, table
 
 #: How long after a KILL the kernel may take to end a process.
 KILL_WAIT_S = 10.0
 _POLL_S = 0.05
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass
@@ -77,9 +68,9 @@ class Server:
         """Return every running process of the server: its group, its descendants, its orphans."""
         if self.pid is None:
             return []
-        all_processes = processes.table()
-        below = processes.descendants(all_processes, [self.pid])
-        others = processes.descendants(all_processes, self.others)
+        all_processes = table()
+        below = descendants(all_processes, [self.pid])
+        others = descendants(all_processes, self.others)
         found = [
             process
             for process in all_processes.values()
@@ -96,7 +87,7 @@ class Server:
             process.group == self.pid
             or process.pid in below
             or process.key in self._seen
-            # Orphans come to us (see processes.adopt_orphans), whatever group they went to.
+            # Orphans come to us (see adopt_orphans), whatever group they went to.
             or process.parent == os.getpid()
         )
 
@@ -139,7 +130,7 @@ class Server:
     def _reap_orphans(self) -> None:
         """Collect the exit of adopted orphans, never of the processes that Popen waits for."""
         own = {self.pid, *self.others}
-        for process in processes.table().values():
+        for process in table().values():
             if process.parent == os.getpid() and not process.running and process.pid not in own:
                 try:
                     os.waitpid(process.pid, os.WNOHANG)

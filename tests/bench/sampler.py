@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tasks.pod.outputs import Lines
 from tasks.pod.sampler import MetricsTake, Sampler
-from tasks.pod.server import free_port
+from tasks.processes import free_port
 
 #: Size of a real page of vLLM 0.27.0.
 PAGE_BYTES = 48_000

@@ -19,8 +19,9 @@ from tasks.pod.outputs import Lines, Outputs
 from tasks.pod.phases import Phases
 from tasks.pod.readiness import Readiness
 from tasks.pod.sampler import MetricsTake, Sampler
-from tasks.pod.server import Server, free_port
+from tasks.pod.server import Server
 from tasks.pod.watch import Watch
+from tasks.processes import free_port
 from tests.double import cells
 
 LEVEL = {"parallel": 8, "number": 48, "warmup": 8, "output_tokens": 128}

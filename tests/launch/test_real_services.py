@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import environments, files, processes, services, supervisor
+from tasks.launch import environments, services, supervisor
 from tasks.launch.polyaxon import PolyaxonClient
 from tasks.launch.port import RunView
 from tests.double import programs

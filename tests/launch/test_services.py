@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import files, processes, services
+from tasks.launch import services
 from warehouse.errors import BadInput, ServiceDown
 
 #: A server that answers 200 to everything, with a child as a real one may have.
@@ -76,7 +77,7 @@ def test_up_is_idempotent_and_down_leaves_nothing(home: Home) -> None:
     for entry in entries:
         assert entry is not None
         assert entry.members() == []
-        assert entry.port is None or not processes.is_listening(entry.port)
+        assert entry.port is None or not processes.listening(entry.port)
     assert {one.state for one in services.status(home)} == {"down"}
     assert services.down(home) == []
 
@@ -88,8 +89,8 @@ def test_services_are_in_sessions_of_their_own_and_nobodys_children(home: Home) 
         assert pid is not None
         process = processes.read(pid)
         assert process is not None
-        assert process.sid == pid != os.getsid(0)
-        assert process.ppid != os.getpid()
+        assert process.session == pid != os.getsid(0)
+        assert process.parent != os.getpid()
     services.down(home)
 
 
@@ -186,7 +187,7 @@ def test_a_state_of_another_boot_is_no_running_service(home: Home) -> None:
     mine = processes.read(os.getpid())
     assert mine is not None
     entry = {
-        "name": "prefect", "pid": mine.pid, "start_ticks": mine.start_ticks, "sid": mine.sid,
+        "name": "prefect", "pid": mine.pid, "start_ticks": mine.start_ticks, "sid": mine.session,
         "port": 1, "log": str(Path("log")), "boot_id": "another", "started_at": "",
         "polyaxon_host": "",
     }  # fmt: skip

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks import processes
 from tasks.home import Home
-from tasks.launch import environments, processes, services, supervisor
+from tasks.launch import environments, services, supervisor
 from tasks.launch.polyaxon import PolyaxonClient
 from tests.double import programs
 

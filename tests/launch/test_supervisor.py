@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import files, processes, supervisor
+from tasks.launch import supervisor
 from tasks.launch.settings import artifacts_root
 from tasks.launch.supervisor import Folder, Record, Supervisor, Tail, judge, read_launch
 from tests.double import programs
@@ -273,7 +274,7 @@ def test_a_run_of_another_boot_is_over(bench: Bench) -> None:
         uuid=run,
         pid=mine.pid,
         start_ticks=mine.start_ticks,
-        sid=mine.sid,
+        sid=mine.session,
         outputs=str(bench.outputs(run)),
         launched_at="2026-01-01T00:00:00+00:00",
         launched_s=0.0,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.pod import processes
+from tasks import processes
 from tests.double.runs import MakeRun, PodRun
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.pod import processes
-from tasks.pod.server import Server, free_port
+from tasks.pod.processes import descendants, memory_bytes
+from tasks.pod.server import Server
+from tasks.processes import free_port, table
 
 
 def make(folder: Path, program: str) -> Server:
@@ -86,36 +86,10 @@ def test_output_of_both_streams_is_kept(tmp_path: Path) -> None:
     assert sorted((tmp_path / "server.log").read_text().split()) == ["err", "out"]
 
 
-def test_a_listening_port_is_seen_and_a_closed_one_is_not() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        assert not processes.listening(port)
-        listener.listen()
-        assert processes.listening(port)
-    assert not processes.listening(port)
-
-
-def test_a_process_name_may_hold_anything() -> None:
-    line = "42 (a b) c) S 1 42 7 0 -1 4194304 0 0 0 0 1 2 0 0 20 0 1 0 999 1000 25 0 0"
-    process = processes.parse_stat(line)
-    assert (process.pid, process.name, process.state) == (42, "a b) c", "S")
-    assert (process.parent, process.group, process.session, process.start_ticks) == (1, 42, 7, 999)
-    assert process.rss_bytes == 25 * os.sysconf("SC_PAGE_SIZE")
-    with pytest.raises(ValueError, match="not a /proc/PID/stat line"):
-        processes.parse_stat("nonsense")
-
-
-def test_our_own_resident_memory_is_measured() -> None:
-    own = processes.table()[os.getpid()]
-    assert 1 << 20 < own.rss_bytes < 1 << 36
-    assert own.running
-
-
 def test_descendants_need_no_order() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        found = processes.descendants(processes.table(), [os.getpid()])
+        found = descendants(table(), [os.getpid()])
         assert {os.getpid(), child.pid} <= found
     finally:
         child.kill()
@@ -123,8 +97,8 @@ def test_descendants_need_no_order() -> None:
 
 
 def test_memory_is_read_in_bytes() -> None:
-    total, available = processes.memory_bytes("MemTotal"), processes.memory_bytes("MemAvailable")
+    total, available = memory_bytes("MemTotal"), memory_bytes("MemAvailable")
     assert total is not None
     assert available is not None
     assert 0 < available < total
-    assert processes.memory_bytes("Nonsense") is None
+    assert memory_bytes("Nonsense") is None

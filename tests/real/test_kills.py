@@ -11,12 +11,15 @@ import os
 import signal
 import urllib.request
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from testkit.real import Memsweep, wait_for
 
 from tasks import processes
+from tasks.files import read_json
+from tasks.home import Home
+from tasks.launch.supervisor import Folder
 
 pytestmark = pytest.mark.real
 
@@ -59,31 +62,27 @@ def repeats(memsweep: Memsweep) -> list[dict[str, Any]]:
     return sorted(found, key=lambda state: state["at"])
 
 
-def session_of(memsweep: Memsweep, run_uuid: str) -> int | None:
+class Session(NamedTuple):
     """The session of a run's processes, as the supervisor recorded it."""
-    for path in (memsweep.home / "services/supervisor/runs").glob("*.json"):
-        record = json.loads(path.read_text())
-        if path.stem.replace("-", "") == run_uuid.replace("-", "") and "sid" in record:
-            return int(record["sid"])
-    return None
+
+    sid: int
+    start_ticks: int
+
+    def members(self) -> list[processes.Process]:
+        return processes.session(self.sid, self.start_ticks)
 
 
-def processes_in(session: int) -> dict[int, str]:
-    """Live processes of a session: pid -> name."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            head, _, tail = stat.read_text().rpartition(")")
-            fields = tail.split()
-            if fields[0] not in "ZX" and int(fields[3]) == session:
-                found[int(stat.parent.name)] = head.partition("(")[2]
-    return found
+def session_of(memsweep: Memsweep, run_uuid: str) -> Session | None:
+    record = read_json(Folder(Home(memsweep.home)).record(run_uuid))
+    return None if record is None else Session(record["sid"], record["start_ticks"])
 
 
-def under_load(memsweep: Memsweep, count: int, *, ignore: tuple[str, ...] = ()) -> tuple[str, int]:
+def under_load(
+    memsweep: Memsweep, count: int, *, ignore: tuple[str, ...] = ()
+) -> tuple[str, Session]:
     """Wait until the round's ``count``-th run is measuring; return its UUID and session."""
 
-    def look() -> tuple[str, int] | None:
+    def look() -> tuple[str, Session] | None:
         states = [s for s in repeats(memsweep) if s["run_uuid"] and not s["manifest_sha256"]]
         states = [s for s in states if s["run_uuid"] not in ignore]
         done = sum(bool(s["manifest_sha256"]) for s in repeats(memsweep))
@@ -99,7 +98,7 @@ def under_load(memsweep: Memsweep, count: int, *, ignore: tuple[str, ...] = ()) 
             else None
         )
 
-    found: tuple[str, int] = wait_for(f"run {count} under load", look, timeout=240)
+    found: tuple[str, Session] = wait_for(f"run {count} under load", look, timeout=240)
     return found
 
 
@@ -120,7 +119,7 @@ def test_kills_of_everything_lose_nothing(memsweep: Memsweep, sweep: Path, tmp_p
     second_run, session = under_load(memsweep, 2)
     first.send_signal(signal.SIGKILL)
     first.wait(timeout=30)
-    assert processes_in(session), "the run must go on without its flow"
+    assert session.members(), "the run must go on without its flow"
     flow_run = json.loads((newest_round(memsweep) / "flows.jsonl").read_text().splitlines()[0])
 
     log = tmp_path / "second.log"
@@ -134,7 +133,7 @@ def test_kills_of_everything_lose_nothing(memsweep: Memsweep, sweep: Path, tmp_p
         os.kill(services(memsweep)[name]["pid"], signal.SIGKILL)
 
     _, session = under_load(memsweep, 4)
-    engine = [pid for pid, name in processes_in(session).items() if "Engine" in name]
+    engine = [one.pid for one in session.members() if "Engine" in one.name]
     assert len(engine) == 1
     os.kill(engine[0], signal.SIGKILL)
     code = again.wait(timeout=400)
@@ -142,7 +141,7 @@ def test_kills_of_everything_lose_nothing(memsweep: Memsweep, sweep: Path, tmp_p
     assert code == 1
     assert "Traceback" not in log.read_text()
     assert "3 of 4 cells as expected; fourth: crashed" in log.read_text()
-    assert not processes_in(session)
+    assert not session.members()
 
     states = repeats(memsweep)
     outcomes = [s["outcome"] for s in sorted(states, key=lambda s: s["at"])]
@@ -162,7 +161,7 @@ def test_ctrl_c_stops_collects_and_exits_130(
     print(log.read_text())
     assert code == 130
     assert "Traceback" not in log.read_text()
-    assert not processes_in(session)
+    assert not session.members()
     stored = {r["run_uuid"]: r["outcome"] for r in memsweep.json("runs")["runs"]}
     assert stored[run] == "stopped"
     proof = json.loads((memsweep.home / "bundles" / run / "stop.json").read_text())
@@ -176,11 +175,5 @@ def test_services_down_leaves_no_process_and_no_port(memsweep: Memsweep) -> None
     for state in before.values():
         assert not state["pid"] or not processes.alive(state["pid"], None), state
     assert {s["state"] for s in services(memsweep).values()} == {"down"}
-    listening = {
-        int(line.split()[1].rpartition(":")[2], 16)
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-        if line.split()[3] == "0A"
-    }
     ports = {state["url"].split(":")[2].split("/")[0] for state in before.values() if state["url"]}
-    assert not {int(port) for port in ports} & listening
+    assert not [port for port in ports if processes.listening(int(port))]
