@@ -503,7 +503,7 @@ def _events(source: Source) -> list[Row]:
     conditions = _listed(source.json("polyaxon.json").get("conditions"))
     for ordinal, condition in enumerate(conditions):
         rest = {k: v for k, v in condition.items() if k != "type"}
-        moment = condition.get("last_transition_time") or condition.get("last_update_time")
+        moment = condition.get("at") or condition.get("updated_at")
         rows.append(
             {
                 "run_uuid": source.run_uuid,

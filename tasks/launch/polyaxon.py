@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import tenacity
 
 from tasks.launch import port
-from tasks.launch.port import RunUnknown, RunView
+from tasks.launch.port import Condition, RunUnknown, RunView
 from warehouse.errors import CannotFindOut, ServiceDown
 
 T = TypeVar("T")
@@ -366,15 +366,15 @@ def _short(error: BaseException) -> str:
 
 def _view(run: Any) -> RunView:
     status = _plain(run.status) or "unknown"
-    conditions = [_condition(one) for one in run.status_conditions or []]
-    last = conditions[-1] if conditions else {}
+    conditions = tuple(_condition(one) for one in run.status_conditions or [])
+    last = conditions[-1] if conditions else None
     created = run.created_at
     return RunView(
         uuid=port.canonical_uuid(str(run.uuid)),
         status=status,
         is_final=port.is_final(status),
-        reason=_text(last.get("reason")),
-        message=_text(last.get("message")),
+        reason=last.reason if last else None,
+        message=last.message if last else None,
         created_at=_time(created),
         meta_info={str(key): str(value) for key, value in (run.meta_info or {}).items()},
         outputs=dict(run.outputs or {}),
@@ -382,14 +382,14 @@ def _view(run: Any) -> RunView:
     )
 
 
-def _condition(condition: Any) -> dict[str, object]:
-    return {
-        "type": _plain(condition.type),
-        "reason": condition.reason,
-        "message": condition.message,
-        "at": _time(condition.last_transition_time),
-        "updated_at": _time(condition.last_update_time),
-    }
+def _condition(condition: Any) -> Condition:
+    return Condition(
+        type=_plain(condition.type) or "unknown",
+        reason=_text(condition.reason),
+        message=_text(condition.message),
+        at=_time(condition.last_transition_time),
+        updated_at=_time(condition.last_update_time),
+    )
 
 
 def _plain(value: Any) -> str | None:

@@ -7,7 +7,7 @@ knows only these names, so a change of Polyaxon's API has one place to be dealt 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,24 @@ def is_final(status: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """One status of a run's history; both times in ISO 8601 UTC.
+
+    ``at`` is when the run took this status first, ``updated_at`` when that was last confirmed.
+    """
+
+    type: str
+    reason: str | None = None
+    message: str | None = None
+    at: str | None = None
+    updated_at: str | None = None
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return it as ``polyaxon.json`` of a bundle holds it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
 class RunView:
     """A run as Polyaxon tells it now; ``uuid`` in canonical form, times in ISO 8601 UTC."""
 
@@ -52,7 +70,7 @@ class RunView:
     created_at: str | None = None
     meta_info: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, object] = field(default_factory=dict)
-    conditions: list[dict[str, object]] = field(default_factory=list)
+    conditions: tuple[Condition, ...] = ()
 
 
 class PolyaxonPort(Protocol):

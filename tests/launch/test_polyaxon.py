@@ -12,7 +12,7 @@ import pytest
 
 from tasks.launch import port
 from tasks.launch.polyaxon import PolyaxonClient
-from tasks.launch.port import RunUnknown
+from tasks.launch.port import Condition, RunUnknown
 from warehouse.errors import CannotFindOut, ServiceDown
 
 # Polyaxon's own models, at their import.
@@ -124,3 +124,27 @@ def test_uuids_have_dashes_on_our_side_only(server: Answers) -> None:
     assert (view.uuid, view.is_final) == (UUID, True)
     assert UUID.replace("-", "") in server.asked[0]
     assert port.canonical_uuid(UUID.replace("-", "")) == UUID
+
+
+def test_a_condition_is_one_typed_thing_with_times_in_utc(server: Answers) -> None:
+    told = {
+        "type": "failed",
+        "status": True,
+        "reason": "Timeout",
+        "message": "did not end within 60 s",
+        "last_transition_time": "2026-11-29T13:00:00+01:00",
+        "last_update_time": "2026-11-29T12:00:01",
+    }
+    run = {"uuid": UUID.replace("-", ""), "status": "failed", "status_conditions": [told]}
+    server.planned = [(200, run)]
+    view = PolyaxonClient(server.host).view(UUID)
+    (condition,) = view.conditions
+    assert condition == Condition(
+        type="failed",
+        reason="Timeout",
+        message="did not end within 60 s",
+        at="2026-11-29T12:00:00+00:00",
+        updated_at="2026-11-29T12:00:01+00:00",
+    )
+    assert (view.reason, view.message) == ("Timeout", "did not end within 60 s")
+    assert set(condition.to_json()) == {"type", "reason", "message", "at", "updated_at"}

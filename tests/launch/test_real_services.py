@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_a_run_goes_through_with_its_log_outputs_and_files(site: Site, tmp_path: Path) -> None:
     run = site.submit("ok", programs.END)
     view = site.until(run)
-    assert [one["type"] for one in view.conditions] == [
+    assert [one.type for one in view.conditions] == [
         "created", "compiled", "starting", "running", "succeeded",
     ]  # fmt: skip
     assert view.outputs == {"observed": "ok", "phase": "collect", "message": "m"}
@@ -139,7 +139,7 @@ def test_a_killed_supervisor_leaves_its_run_going_and_the_next_ends_it_well(site
     assert services.keep_alive(site.home) == ["supervisor"]
     view = site.until(run)
     assert view.status == "succeeded"
-    assert [one["type"] for one in view.conditions].count("running") == 1
+    assert [one.type for one in view.conditions].count("running") == 1
 
 
 def test_a_killed_polyaxon_server_costs_no_run_and_no_status(site: Site) -> None:
@@ -160,7 +160,7 @@ def test_the_next_run_starts_soon_after_the_last(site: Site) -> None:
     for run in runs:
         ended = files.read_json(supervisor.Folder(site.home).ended(run))
         view = site.polyaxon.view(run)
-        started = next(one["at"] for one in view.conditions if one["type"] == "running")
+        started = next(one.at for one in view.conditions if one.type == "running")
         assert ended is not None
         times.append((str(started), str(ended["at"])))
     gaps = [

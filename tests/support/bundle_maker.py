@@ -15,6 +15,7 @@ from typing import Any
 from tasks import bundle
 from tasks.bundle import Identity
 from tasks.home import Home
+from tasks.launch.port import Condition
 from tasks.plan.cell import Cell, Limits, LoadPoint, ModelRef, Pins, ServerSettings, Setting
 from warehouse.registry import Outcome, Phase
 
@@ -345,7 +346,7 @@ def _write_facts(folder: Path, spec: Spec) -> None:
             "project": "memsweep",
             "run_uuid": spec.run_uuid,
             "status": "succeeded",
-            "conditions": [{"type": "running", "last_transition_time": "2026-11-29T12:00:01Z"}],
+            "conditions": [Condition("running", at="2026-11-29T12:00:01+00:00").to_json()],
         },
     )
     _json(

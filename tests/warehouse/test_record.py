@@ -62,6 +62,15 @@ def test_log_line_becomes_a_measurement_with_its_place(one_run: Stored) -> None:
     assert text.endswith("GPU KV cache size: 975,890 tokens")
 
 
+def test_polyaxons_statuses_are_events_with_their_time(one_run: Stored) -> None:
+    """As the adapter writes them: another key would leave every time of Polyaxon NULL."""
+    rows = ask(
+        one_run.lab,
+        "SELECT event, happened_at::VARCHAR FROM event WHERE source = 'polyaxon'",
+    )
+    assert rows == [("running", "2026-11-29 12:00:01")]
+
+
 def test_effective_configuration_fills_what_no_line_says(one_run: Stored) -> None:
     """Blocks are in no log line of 0.27: they come from cache_config_info, with its line."""
     lab = one_run.lab
