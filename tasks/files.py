@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object, or ``None`` where there is no file or it is not a whole object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
 

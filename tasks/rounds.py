@@ -3,6 +3,7 @@
 Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed flow loses nothing:
 
 * ``round.json``          what the round measures: sweep hash, label, when it was opened
+* ``sweep.yaml``, ``prompts.json``     the sweep as it was then, and its prompt files by name
 * ``repeats/<cell key>.<repeat>.json``   intent, then the run's UUID, then the sealed bundle
 * ``predictions/<cell key>.json``      made and hashed before the run is created
 * ``origins/<cell key>.<repeat>.<attempt>.json``   who and which code created that run
@@ -87,7 +88,10 @@ class Round:
 
     def sweep(self) -> Sweep:
         """The sweep as it was when the round was opened."""
-        return parse_sweep(self.sweep_text, where=f"round {self.id}")
+        files = read_json(self.folder / "prompts.json") or {}
+        return parse_sweep(
+            self.sweep_text, where=f"round {self.id}", read=lambda name: str(files[name])
+        )
 
     # -- repeats ----------------------------------------------------------------------------
 
@@ -102,7 +106,7 @@ class Round:
     def states(self) -> list[RepeatState]:
         """Return the state of every recorded repeat."""
         values = (read_json(path) for path in sorted((self.folder / "repeats").glob("*.json")))
-        return [_state(value) for value in values if value]
+        return [state for value in values if value and (state := _state(value))]
 
     def save(self, state: RepeatState) -> None:
         """Write a repeat's state, synced."""
@@ -156,8 +160,12 @@ class Round:
         """Return the Prefect flow runs whose process is gone."""
         path = self.folder / "flows.jsonl"
         dead = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError):
+        for line in (
+            path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if path.is_file()
+            else []
+        ):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 if not processes.alive(entry["pid"], entry["start_ticks"]):
                     dead.append(entry["flow_run_id"])
@@ -172,11 +180,11 @@ class Round:
 
     def holder(self) -> int | None:
         """Return the PID of the process that measures the round, or ``None``."""
-        value = read_json(self.folder / "flow.json")
-        if value is None:
+        value = read_json(self.folder / "flow.json") or {}
+        pid, ticks = value.get("pid"), value.get("start_ticks")
+        if not isinstance(pid, int) or not isinstance(ticks, int | None):
             return None
-        pid, ticks = int(str(value["pid"])), value.get("start_ticks")
-        return pid if processes.alive(pid, None if ticks is None else int(str(ticks))) else None
+        return pid if processes.alive(pid, ticks) else None
 
     @contextlib.contextmanager
     def only_flow(self) -> Iterator[None]:
@@ -223,6 +231,7 @@ class Round:
         self._stop_file.unlink(missing_ok=True)
 
 
+_FACTS = ("id", "sweep_name", "sweep_sha256", "label", "opened_at")
 FIELDS = (
     "cell_key",
     "repeat",
@@ -235,29 +244,28 @@ FIELDS = (
 )
 
 
-def _state(value: dict[str, object]) -> RepeatState:
+def _state(value: dict[str, object]) -> RepeatState | None:
+    """Return the state that a file holds; ``None`` where it is not one (then it is made anew)."""
+    if not isinstance(value.get("cell_key"), str) or not isinstance(value.get("repeat"), int):
+        return None
+    if not isinstance(value.get("attempt"), int):
+        return None
     return RepeatState(**{name: value.get(name) for name in FIELDS})  # type: ignore[arg-type]
 
 
 def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
     """Return the rounds in the state folder, oldest first, of one sweep name or of all."""
-    found = []
-    for path in home.rounds.glob("*/round.json"):
-        value = read_json(path)
-        if value and sweep_name in (None, value.get("sweep_name")):
-            found.append(_round(home, value))
+    values = (read_json(path) for path in home.rounds.glob("*/round.json"))
+    read = (_round(home, value) for value in values if value)
+    found = [r for r in read if r is not None and sweep_name in (None, r.sweep_name)]
     return sorted(found, key=lambda round_: (round_.opened_at, round_.id))
 
 
-def _round(home: Home, value: dict[str, object]) -> Round:
-    return Round(
-        home=home,
-        id=str(value["id"]),
-        sweep_name=str(value["sweep_name"]),
-        sweep_sha256=str(value["sweep_sha256"]),
-        label=str(value["label"]),
-        opened_at=str(value["opened_at"]),
-    )
+def _round(home: Home, value: dict[str, object]) -> Round | None:
+    """Return the round that ``round.json`` describes; ``None`` where something is missing."""
+    facts = {name: value.get(name) for name in _FACTS}
+    texts = {name: fact for name, fact in facts.items() if isinstance(fact, str) and fact}
+    return Round(home=home, **texts) if len(texts) == len(_FACTS) else None
 
 
 def open_round(
@@ -289,5 +297,15 @@ def open_round(
         "opened_at": now(),
     }
     write_text(folder / "sweep.yaml", sweep_text)
+    if sweep.prompt_files:
+        write_json(folder / "prompts.json", dict(sweep.prompt_files))
     write_json(folder / "round.json", value)
-    return _round(home, value), True
+    opened = Round(
+        home=home,
+        id=round_id,
+        sweep_name=sweep.name,
+        sweep_sha256=sweep.sha256,
+        label=label,
+        opened_at=str(value["opened_at"]),
+    )
+    return opened, True

@@ -130,3 +130,29 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where a folder is wanted")
     with pytest.raises(CannotFindOut, match="cannot be written"):
         write_json(tmp_path / "blocked" / "x.json", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("round.json", "{}"),
+        ("round.json", "not json"),
+        ("round.json", "[1]"),
+        ("flow.json", '{"pid": "x"}'),
+        ("flow.json", '{"pid": null, "start_ticks": []}'),
+        ("flows.jsonl", '7\n{"pid": []}\nx\n'),
+        (f"repeats/{KEY}.1.json", '{"cell_key": 5}'),
+        (f"repeats/{KEY}.1.json", "\x00"),
+    ],
+)
+def test_a_damaged_file_costs_only_itself(home: Home, name: str, text: str) -> None:
+    round_, _ = opened(home)
+    opened(home, fresh=True)
+    round_.save(state())
+    (round_.folder / name).write_text(text)
+    left = rounds_of(home)
+    assert left[-1].label == "2"
+    for one in left:
+        assert one.holder() is None
+        assert one.dead_flows() == []
+        assert len(one.states()) <= 1
