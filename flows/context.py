@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 
 from flows.output import say
-from flows.shipped import find_sweep
+from flows.shipped import beside, find_sweep
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.launch import environments, models, services, target
@@ -123,7 +123,7 @@ def open_context(
     """Plan the sweep and open its round; services have to be up."""
     home = Home.find()
     where, text = find_sweep(sweep_name)
-    sweep = parse_sweep(text, where=where)
+    sweep = parse_sweep(text, where=where, read=beside(sweep_name))
     plan = make_plan(sweep, surroundings(home, target_name), keep_infeasible=keep_infeasible)
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from warehouse.errors import BadInput
 
 #: A sweep is written by people; a larger file is a mistake (or a YAML bomb).
 MAX_SWEEP_BYTES = 1 << 20
+#: A prompt file travels inside the cell, which is smaller still.
+MAX_PROMPT_BYTES = 1 << 20
 
 
 def shipped() -> dict[str, Path]:
@@ -34,3 +37,26 @@ def find_sweep(name_or_path: str) -> tuple[str, str]:
         return str(name_or_path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from error
+
+
+def beside(name_or_path: str) -> Callable[[str], str]:
+    """Return a reader of the prompt files that a sweep names, looked for beside the sweep.
+
+    It raises :class:`BadInput` for a file that is not there, too large or no UTF-8.
+    """
+    folder = (shipped().get(name_or_path) or Path(name_or_path)).parent
+
+    def read(name: str) -> str:
+        path = folder / name
+        try:
+            if path.stat().st_size > MAX_PROMPT_BYTES:
+                raise BadInput(
+                    f"{path}: {path.stat().st_size} bytes, wanted at most {MAX_PROMPT_BYTES}"
+                )
+            return path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: not UTF-8: {error}") from error
+
+    return read

@@ -156,3 +156,19 @@ def test_a_damaged_file_costs_only_itself(home: Home, name: str, text: str) -> N
         assert one.holder() is None
         assert one.dead_flows() == []
         assert len(one.states()) <= 1
+
+
+def test_a_round_keeps_its_sweeps_prompt_files(home: Home, tmp_path: Path) -> None:
+    """The files may be edited or gone when the round goes on; it measures what it was opened for."""
+    text = (
+        "name: frozen\nmodel: tiny-qwen3\n"
+        "server: {max_model_len: 2048, kv_cache_memory_bytes: 16777216}\n"
+        "experiments: [{name: one, points: [{parallel: 1, number: 1, prompts: ../a b.txt}]}]\n"
+    )
+    sweep = parse_sweep(text, where="x", read={"../a b.txt": "5\tone\r\n"}.__getitem__)
+    opened, _ = open_round(home, sweep, text, fresh=False)
+    again = opened.sweep()
+    assert again.prompt_files == {"../a b.txt": "5\tone\r\n"}
+    assert again.sha256 == sweep.sha256
+    other = parse_sweep(text, where="x", read={"../a b.txt": "5\ttwo\n"}.__getitem__)
+    assert open_round(home, other, text, fresh=False)[1]

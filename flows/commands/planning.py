@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flows.output import count, emit_json, print_table, say
-from flows.shipped import find_sweep, shipped
+from flows.shipped import beside, find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan, PlannedCell, make_plan
 from tasks.plan.sweep import parse_sweep
@@ -34,7 +34,7 @@ def sweeps(json: JsonOption = False) -> None:
     own = {str(path): path for path in sorted(Path.cwd().glob("*.sweep.yaml"))}
     rows = []
     for name, path in {**shipped(), **own}.items():
-        sweep = parse_sweep(path.read_text(encoding="utf-8"), where=name)
+        sweep = parse_sweep(path.read_text(encoding="utf-8"), where=name, read=beside(name))
         rows.append(
             {
                 "sweep": name,
@@ -71,7 +71,8 @@ def plan(
     from flows.context import surroundings
 
     where, text = find_sweep(sweep)
-    made = make_plan(parse_sweep(text, where=where), surroundings(Home.find(), target))
+    parsed = parse_sweep(text, where=where, read=beside(sweep))
+    made = make_plan(parsed, surroundings(Home.find(), target))
     if json:
         emit_json(document(made))
     else:

@@ -11,7 +11,7 @@ import typer
 
 from flows.commands.planning import JsonOption, SweepArgument, TargetOption
 from flows.output import emit_json, emit_text, print_table, say
-from flows.shipped import find_sweep, shipped
+from flows.shipped import beside, find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
 from tasks.plan.sweep import parse_sweep
@@ -106,7 +106,7 @@ def _measure(
     home = Home.find()
     where, text = find_sweep(sweep)
     # Bad input is found before anything is installed or started.
-    parsed = parse_sweep(text, where=where)
+    parsed = parse_sweep(text, where=where, read=beside(sweep))
     need_disk(home, make_plan(parsed, surroundings(home, target)))
     endpoints = prepare(home, parsed, target)
     plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep_infeasible)

@@ -447,7 +447,7 @@ def declare_torchvision_schemas(site_packages: Path) -> None:
 
 
 #: What the run's own code needs of this project beside its folder; standard library only.
-POD_MODULES = ("__init__.py", "answers.py", "canonical.py", "processes.py")
+POD_MODULES = ("__init__.py", "answers.py", "canonical.py", "processes.py", "prompts.py")
 
 
 def stage_pod_code(home: Home) -> Path:

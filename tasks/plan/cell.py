@@ -10,15 +10,21 @@ Labels, expectations, deadlines and sampling intervals are carried along but not
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import functools
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
+from tasks import prompts as prompt_file
 from tasks.canonical import canonical_json, content_key
 from tasks.pins import CELL_FORMAT, HARNESS
 from warehouse.registry import Outcome
 
 UNRESOLVED = "unresolved"
+
+#: A cell travels in one environment variable (Linux: 128 KiB, its name included).
+MAX_CELL_BYTES = 120_000
 
 #: A hub id (owner/name) or the name of a generated model; never a path with "..".
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
@@ -71,10 +77,30 @@ class ServerSettings(Strict):
         return self
 
 
+class Prompts(Strict):
+    """A frozen prompt file (tasks/prompts.py) by its content; the cell carries the text along."""
+
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="sha256 of the file")
+    tokens: tuple[PositiveInt, ...] = Field(
+        min_length=1, description="tokens of every prompt as the server counts them"
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def prompts_of(content: str) -> Prompts:
+    """Return what names a prompt file's content; raises ``ValueError`` naming the line."""
+    return Prompts(
+        sha256=prompt_file.sha256(content),
+        tokens=tuple(prompt.tokens for prompt in prompt_file.parse(content)),
+    )
+
+
 class LoadPoint(Strict):
     """One EvalScope level: ``number`` requests, ``parallel`` at a time."""
 
-    prompt_tokens: PositiveInt = Field(512, description="tokens asked for a prompt")
+    prompt_tokens: PositiveInt = Field(
+        512, description="tokens asked for a prompt; of a prompt file, those of its longest"
+    )
     output_tokens: PositiveInt = Field(128, description="tokens asked for an answer")
     parallel: PositiveInt = Field(description="requests in flight")
     number: PositiveInt = Field(description="requests measured")
@@ -84,7 +110,33 @@ class LoadPoint(Strict):
     seed: NonNegativeInt = Field(42, description="seed of the random prompts")
     ignore_eos: bool = Field(True, description="answers always have their full length")
     enable_thinking: bool = Field(False, description="passed to the chat template")
-    dataset: Literal["random"] = Field("random", description="where prompts come from")
+    dataset: Literal["random", "file"] = Field("random", description="where prompts come from")
+    prompts: Prompts | None = Field(None, description="the prompt file of dataset file")
+
+    @model_serializer(mode="wrap")
+    def _without_absent_prompts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the key out where there is no file: cells of random prompts keep their keys."""
+        document: dict[str, Any] = handler(self)
+        if document.get("prompts") is None:
+            document.pop("prompts", None)
+        return document
+
+    @model_validator(mode="after")
+    def _prompts_of_a_file(self) -> LoadPoint:
+        if (self.prompts is not None) != (self.dataset == "file"):
+            got = "none" if self.prompts is None else "a prompt file"
+            raise ValueError(
+                f"dataset is {self.dataset} with prompts {got}, wanted dataset file with one or "
+                "dataset random without; state prompts: FILE"
+            )
+        if self.prompts is not None:
+            longest = max(self.prompts.tokens)
+            if (self.prompt_tokens, self.prefix_tokens) != (longest, 0):
+                raise ValueError(
+                    f"prompt_tokens is {self.prompt_tokens} and prefix_tokens {self.prefix_tokens},"
+                    f" wanted {longest} and 0, as the prompt file states"
+                )
+        return self
 
     @model_validator(mode="after")
     def _enough_requests(self) -> LoadPoint:
@@ -173,6 +225,30 @@ class Cell(Strict):
     limits: Limits
     expect: Outcome | None = Field(None, description="the outcome that counts as success")
     sampling: Sampling = Sampling()
+    prompts: dict[str, str] = Field(
+        default_factory=dict, description="content of every prompt file by its sha256; not hashed"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_absent_prompts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if not document.get("prompts"):
+            document.pop("prompts", None)
+        return document
+
+    @model_validator(mode="after")
+    def _carries_its_prompts(self) -> Cell:
+        named = {
+            point.prompts.sha256: point.prompts for point in self.setting.load if point.prompts
+        }
+        if set(named) != set(self.prompts):
+            raise ValueError(
+                f"prompts: got the files {sorted(self.prompts)}, wanted {sorted(named)}"
+            )
+        for digest, content in self.prompts.items():
+            if prompts_of(content) != named[digest]:
+                raise ValueError(f"prompts: the content of {digest} is not what the load names")
+        return self
 
     @property
     def setting_key(self) -> str:

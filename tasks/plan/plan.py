@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.plan.cell import UNRESOLVED, Cell, Limits, LoadPoint, Pins, Setting
+from tasks.plan.cell import MAX_CELL_BYTES, UNRESOLVED, Cell, Limits, LoadPoint, Pins, Setting
 from tasks.plan.prediction import Prediction, predict
 from tasks.plan.sweep import Experiment, Sweep
 from warehouse.errors import BadInput
@@ -184,7 +184,14 @@ def _planned(
         limits=_limits(setting),
         expect=experiment.expect,
         sampling=sweep.sampling,
+        prompts=sweep.prompt_texts(setting),
     )
+    size = len(cell.canonical()) if cell.prompts else 0
+    if size > MAX_CELL_BYTES:
+        raise BadInput(
+            f"sweep {sweep.name}, cell {label}: {size} bytes with its prompts, wanted at most "
+            f"{MAX_CELL_BYTES}; use fewer or shorter prompts"
+        )
     config = where.config(setting.model.name)
     prediction = predict(cell, config, memory_total_bytes=where.memory_total_bytes)
     estimate = pace.start_s + pace.run_overhead_s + (0 if refused else sum(points))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from tasks.canonical import content_key
 from tasks.plan.cell import (
@@ -24,6 +25,7 @@ from tasks.plan.cell import (
     ServerSettings,
     Setting,
     Strict,
+    prompts_of,
 )
 from warehouse.errors import BadInput
 from warehouse.registry import Outcome
@@ -74,6 +76,10 @@ class ServerPatch(Strict):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
+#: What a prompt file states itself.
+_LENGTHS = frozenset(("prompt_tokens", "prefix_tokens", "dataset"))
+
+
 class LoadPatch(Strict):
     """Part of a load point; whatever is left out comes from the level above."""
 
@@ -88,6 +94,23 @@ class LoadPatch(Strict):
     ignore_eos: bool | None = None
     enable_thinking: bool | None = None
     dataset: str | None = None
+    prompts: str | None = Field(
+        None, description="prompt file (tasks/prompts.py), beside the sweep, for random prompts"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_absent_prompts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if document.get("prompts") is None:
+            document.pop("prompts", None)
+        return document
+
+    @model_validator(mode="after")
+    def _one_source_of_lengths(self) -> LoadPatch:
+        both = sorted(_LENGTHS & self.model_fields_set) if self.prompts else []
+        if both:
+            raise ValueError(f"prompts and {both[0]}: wanted one of them, the file states lengths")
+        return self
 
     def given(self) -> dict[str, Any]:
         """Return only what the file states."""
@@ -150,6 +173,7 @@ class Sweep(Strict):
     load: LoadPatch = LoadPatch()
     sampling: Sampling = Sampling()
     experiments: list[Experiment] = Field(min_length=1)
+    _files: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Sweep:
@@ -161,8 +185,48 @@ class Sweep(Strict):
 
     @property
     def sha256(self) -> str:
-        """The sweep's identity: sha256 of its canonical form (comments and key order aside)."""
-        return content_key(self.model_dump(mode="json"))
+        """The sweep's identity: sha256 of its canonical form (comments and key order aside).
+
+        Prompt files count by their content.
+        """
+        document = self.model_dump(mode="json")
+        if self._files:
+            files = {name: prompts_of(content).sha256 for name, content in self._files.items()}
+            document["prompt_files"] = files
+        return content_key(document)
+
+    @property
+    def prompt_files(self) -> Mapping[str, str]:
+        """Content of every prompt file by the name the sweep gives it."""
+        return self._files
+
+    def prompt_texts(self, setting: Setting) -> dict[str, str]:
+        """Return the content of the prompt files that a setting's load uses, by sha256."""
+        texts = {prompts_of(content).sha256: content for content in self._files.values()}
+        used = {point.prompts.sha256 for point in setting.load if point.prompts}
+        return {digest: texts[digest] for digest in sorted(used)}
+
+    def with_prompts(self, read: Callable[[str], str], *, where: str) -> Sweep:
+        """Return the sweep with its prompt files read; raises :class:`BadInput` naming one."""
+        files = {}
+        for name in self._prompt_names():
+            try:
+                files[name] = read(name)
+                prompts_of(files[name])
+            except ValueError as error:
+                raise BadInput(f"{where}: prompts {name}: {error}") from error
+        result = self.model_copy()
+        result._files = files
+        return result
+
+    def _prompt_names(self) -> list[str]:
+        patches = [self.load]
+        names: set[object] = set()
+        for experiment in self.experiments:
+            patches += [experiment.load, *experiment.points]
+            names.update(experiment.vary_load.get("prompts", ()))
+        names.update(patch.prompts for patch in patches)
+        return sorted(name for name in names if isinstance(name, str))
 
     def expand(self, *, memory_total_bytes: int) -> Iterator[tuple[Experiment, str, Setting]]:
         """Yield ``(experiment, label, setting)`` per cell, in the file's order.
@@ -187,12 +251,23 @@ class Sweep(Strict):
                 )
 
     def _load(self, experiment: Experiment) -> list[dict[str, Any]]:
-        base = {**self.load.given(), **experiment.load.given()}
+        levels = (self.load.given(), experiment.load.given())
         return [
-            {**base, **chosen, **point.given()}
+            self._frozen(_overlaid(*levels, chosen, point.given()))
             for chosen in _combinations(experiment.vary_load)
             for point in experiment.points
         ]
+
+    def _frozen(self, point: dict[str, Any]) -> dict[str, Any]:
+        """Return a load point with what its prompt file states, where it has one."""
+        name = point.pop("prompts", None)
+        if name is None:
+            return point
+        if name not in self._files:
+            raise BadInput(f"sweep {self.name}: prompts {name!r}: the file was not read")
+        file = prompts_of(self._files[name])
+        lengths = {"dataset": "file", "prompt_tokens": max(file.tokens), "prefix_tokens": 0}
+        return {**point, **lengths, "prompts": file}
 
     def _setting(
         self,
@@ -213,6 +288,21 @@ class Sweep(Strict):
             )
         except ValidationError as error:
             raise BadInput(f"sweep {self.name}, cell {label}: {first_problem(error)}") from error
+
+
+def _overlaid(*levels: dict[str, Any]) -> dict[str, Any]:
+    """Return a load point's settings, each level over the one before.
+
+    A prompt file takes the place of lengths stated above it, and lengths that of a file.
+    """
+    result: dict[str, Any] = {}
+    for given in levels:
+        if given.get("prompts") is not None:
+            result = {name: value for name, value in result.items() if name not in _LENGTHS}
+        elif _LENGTHS & given.keys():
+            result.pop("prompts", None)
+        result |= given
+    return result
 
 
 def _product(sizes: Iterator[int]) -> int:
@@ -287,8 +377,12 @@ def parse_yaml(text: str, *, where: str) -> object:
         raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
 
 
-def parse_sweep(text: str, *, where: str) -> Sweep:
-    """Read a sweep from its text; raises :class:`BadInput` in one line."""
+def parse_sweep(text: str, *, where: str, read: Callable[[str], str] | None = None) -> Sweep:
+    """Read a sweep from its text; raises :class:`BadInput` in one line.
+
+    ``read`` gives the content of the prompt files that the sweep names; without it they stay unread
+    and the sweep cannot be expanded.
+    """
     document = parse_yaml(text, where=where)
     if not isinstance(document, dict):
         raise BadInput(
@@ -296,6 +390,7 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
             "wanted a mapping with name, model and experiments"
         )
     try:
-        return Sweep.model_validate(document)
+        sweep = Sweep.model_validate(document)
     except ValidationError as error:
         raise BadInput(f"{where}: {first_problem(error)}") from error
+    return sweep if read is None else sweep.with_prompts(read, where=where)

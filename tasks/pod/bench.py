@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tasks import answers
+from tasks import answers, prompts
 from tasks.pod.argv import SERVED_NAME
 from tasks.pod.clock import now_s
 from tasks.pod.inputs import LoadPoint
@@ -38,6 +38,8 @@ class LoadPointState:
 
     ``succeeded`` counts whole answers only, see :func:`count_rows`. ``requests_sha256`` hashes the
     measured requests as they were sent, in order; None where not every row kept its request.
+    ``prompt_tokens_differ`` counts whole answers whose prompt had other tokens at the server than
+    the prompt file states; None for random prompts.
     """
 
     index: int
@@ -50,17 +52,22 @@ class LoadPointState:
     state: str = "skipped"
     error: str | None = None
     requests_sha256: str | None = None
+    prompt_tokens_differ: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a level's database says; times are CLOCK_MONOTONIC seconds."""
+    """What a level's database says; times are CLOCK_MONOTONIC seconds.
+
+    ``prompt_tokens`` are the served ones in the order of sending, None for an answer not whole.
+    """
 
     total: int
     succeeded: int
     first_start_s: float | None
     last_end_s: float | None
     requests_sha256: str | None
+    prompt_tokens: tuple[int | None, ...] = ()
 
 
 def level_arguments(
@@ -74,17 +81,24 @@ def level_arguments(
     limit_s: float,
 ) -> dict[str, object]:
     """Return EvalScope's arguments for one load point: pure, tested against a golden."""
+    source: dict[str, object] = {
+        "dataset": point.dataset,
+        "min_prompt_length": point.prompt_tokens,
+        "max_prompt_length": point.prompt_tokens,
+        "prefix_length": point.prefix_tokens,
+    }
+    if point.prompts:
+        # A line that is a JSON list of messages is sent as it is, whatever its length.
+        path = folder / prompts_name(index)
+        source = {"dataset": "line_by_line", "dataset_path": str(path)}
     return {
         "model": SERVED_NAME,
         "model_id": SERVED_NAME,
         "api": "openai",
         "url": url,
         "tokenizer_path": str(model),
-        "dataset": point.dataset,
+        **source,
         "apply_chat_template": True,
-        "min_prompt_length": point.prompt_tokens,
-        "max_prompt_length": point.prompt_tokens,
-        "prefix_length": point.prefix_tokens,
         "min_tokens": point.output_tokens if point.ignore_eos else None,
         "max_tokens": point.output_tokens,
         "parallel": point.parallel,
@@ -111,12 +125,26 @@ def level_arguments(
 
 
 def offsets(load: tuple[LoadPoint, ...]) -> list[int]:
-    """Return where in the vocabulary each load point's prompts begin, so that none repeats one."""
+    """Return where in the vocabulary each load point's prompts begin, so that none repeats one.
+
+    A load point with a prompt file begins with its first prompt.
+    """
     found, at = [], 0
     for point in load:
-        found.append(at)
-        at += point.warmup + point.number
+        found.append(0 if point.prompts else at)
+        at += 0 if point.prompts else point.warmup + point.number
     return found
+
+
+def prompts_name(index: int) -> str:
+    """Return the name of the file of a load point's frozen prompts, below :data:`FOLDER`."""
+    return f"prompts_{index}.jsonl"
+
+
+def prompt_lines(point: LoadPoint) -> str:
+    """Return what EvalScope is to send, in order, one list of messages a line."""
+    sent = prompts.in_order(point.prompts, warmup=point.warmup, number=point.number)
+    return "".join(json.dumps([{"role": "user", "content": prompt.text}]) + "\n" for prompt in sent)
 
 
 @dataclass
@@ -178,6 +206,10 @@ class Bench:
             "levels": [self._level(index) for index in self.pending],
         }
         self.outputs.write(f"{name}.json", spec)
+        for index in self.pending:
+            if self.load[index].prompts:
+                lines = prompt_lines(self.load[index])
+                self.outputs.write_bytes(f"{FOLDER}/{prompts_name(index)}", lines.encode())
         self.imported, self.waiting, self.failure = False, None, None
         with self.outputs.path("bench.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -335,6 +367,7 @@ class Bench:
         state.sent, state.succeeded = rows.total, rows.succeeded
         state.failed, state.error = rows.total - rows.succeeded, error
         state.requests_sha256 = rows.requests_sha256
+        state.prompt_tokens_differ = differing_tokens(point, rows)
         state.state = verdict(state)
         if state.error is None and state.state != "ok":
             state.error = f"{state.succeeded} of {state.asked} requests were answered whole"
@@ -378,20 +411,35 @@ def count_rows(database: Path, *, answer_tokens: int) -> Rows:
         ).fetchone()
         rows = connection.execute(
             "SELECT success, prompt_tokens, completion_tokens, response_messages FROM result"
+            " ORDER BY start_time, rowid"
         )
-        succeeded = sum(
-            answers.whole(
+        served = [
+            prompt
+            if answers.whole(
                 success=success,
                 prompt=prompt,
                 output=output,
                 messages=messages,
                 answer_tokens=answer_tokens,
             )
+            else None
             for success, prompt, output, messages in rows
-        )
+        ]
         bodies = connection.execute("SELECT request FROM result ORDER BY start_time, rowid")
         sent = answers.requests_sha256(body for (body,) in bodies)
-    return Rows(int(total), succeeded, first, last, sent)
+    succeeded = sum(prompt is not None for prompt in served)
+    return Rows(int(total), succeeded, first, last, sent, tuple(served))
+
+
+def differing_tokens(point: LoadPoint, rows: Rows) -> int | None:
+    """Return how many whole answers had another prompt length than the prompt file states."""
+    if not point.prompts:
+        return None
+    stated = prompts.in_order(point.prompts, warmup=0, number=rows.total)
+    return sum(
+        got is not None and got != wanted.tokens
+        for got, wanted in zip(rows.prompt_tokens, stated, strict=True)
+    )
 
 
 def _index(event: dict[str, object]) -> int:

@@ -11,11 +11,13 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
+from tasks import prompts
 from tasks.canonical import content_key
+from tasks.prompts import Prompt
 
 CELL_FORMAT = 1
 
@@ -49,7 +51,10 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One EvalScope level: ``number`` requests, ``parallel`` at a time."""
+    """One EvalScope level: ``number`` requests, ``parallel`` at a time.
+
+    ``prompts`` are those of a prompt file, empty where they are random.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -62,6 +67,7 @@ class LoadPoint:
     ignore_eos: bool
     enable_thinking: bool
     dataset: str
+    prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,7 @@ def parse_cell(text: str) -> Cell:
         document=top,
         server=_build(ServerSettings, setting.get("server"), "cell.setting.server"),
         load=tuple(
-            _build(LoadPoint, point, f"cell.setting.load[{index}]")
+            _load_point(point, top.get("prompts") or {}, f"cell.setting.load[{index}]")
             for index, point in enumerate(load)
         ),
         limits=_build(Limits, top.get("limits"), "cell.limits"),
@@ -177,6 +183,26 @@ def parse_cell(text: str) -> Cell:
     )
     _check_values(cell)
     return cell
+
+
+def _load_point(value: object, texts: object, where: str) -> LoadPoint:
+    """Build a load point, with the prompts of the file that it names by hash."""
+    given = dict(_object(value, where))
+    named = given.pop("prompts", None)
+    point = _build(LoadPoint, given, where)
+    if named is None:
+        return point
+    file, where = _object(named, f"{where}.prompts"), f"{where}.prompts"
+    content = _object(texts, "cell.prompts").get(str(file.get("sha256")))
+    if not isinstance(content, str) or prompts.sha256(content) != file.get("sha256"):
+        raise InputError(f"{where}: cell.prompts does not hold the file {file.get('sha256')!r:.80}")
+    try:
+        found = prompts.parse(content)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from error
+    if [prompt.tokens for prompt in found] != file.get("tokens"):
+        raise InputError(f"{where}.tokens: not those that the file states")
+    return replace(point, prompts=found)
 
 
 def _check_values(cell: Cell) -> None:
@@ -192,7 +218,7 @@ def _check_values(cell: Cell) -> None:
         )
     for index, point in enumerate(cell.load):
         where = f"cell.setting.load[{index}]"
-        _choice(point.dataset, ("random",), f"{where}.dataset")
+        _choice(point.dataset, ("file",) if point.prompts else ("random",), f"{where}.dataset")
         for name in ("prompt_tokens", "output_tokens", "parallel", "number"):
             if getattr(point, name) < 1:
                 raise InputError(f"{where}.{name}: got {getattr(point, name)}, wanted at least 1")
@@ -247,9 +273,16 @@ def _choice(value: object, wanted: tuple[str, ...], where: str) -> str:
 
 
 def _build(kind: type[T], value: object, where: str) -> T:
-    """Build a dataclass of plain fields from an object with exactly its keys and types."""
+    """Build a dataclass of plain fields from an object with exactly its keys and types.
+
+    Fields with a default are not among the keys: they are filled in elsewhere.
+    """
     given = _object(value, where)
-    wanted = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    wanted = {
+        field.name: str(field.type)
+        for field in fields(kind)  # type: ignore[arg-type]
+        if field.default is MISSING
+    }
     unknown = sorted(set(given) - set(wanted))
     missing = sorted(set(wanted) - set(given))
     if unknown or missing:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.canonical import canonical_json, content_key
+from tasks.plan.cell import prompts_of
 
 #: 64 blocks of 128 tokens of the dense double: the memory-pressure cell of the demo.
 TIGHT_BYTES = 16 << 20
@@ -59,12 +60,23 @@ def cell(
     pins: dict[str, Any] | None = None,
     limits: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    prompts: str | None = None,
 ) -> dict[str, Any]:
-    """Return a cell's document; every argument is laid over the defaults above."""
+    """Return a cell's document; every argument is laid over the defaults above.
+
+    ``prompts`` is the content of a prompt file that every load point then sends.
+    """
+    points = [POINT | point for point in load]
+    carried: dict[str, Any] = {}
+    if prompts is not None:
+        named = prompts_of(prompts).model_dump(mode="json")
+        longest = {"prompt_tokens": max(named["tokens"]), "prefix_tokens": 0}
+        points = [point | longest | {"dataset": "file", "prompts": named} for point in points]
+        carried = {"prompts": {named["sha256"]: prompts}}
     setting = {
         "model": {"name": "tiny-qwen3"},
         "server": SERVER | (server or {}),
-        "load": [POINT | point for point in load],
+        "load": points,
     }
     all_pins = PINS | (pins or {})
     setting_key = content_key(setting)
@@ -91,6 +103,7 @@ def cell(
         },
         "setting_key": setting_key,
         "cell_key": content_key({"setting_key": setting_key, "pins": all_pins, "harness": 1}),
+        **carried,
     }
 
 

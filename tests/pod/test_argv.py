@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from tasks.pod.argv import FLAGS, child_environment, engine_argv, engine_variables
-from tasks.pod.bench import level_arguments, offsets
+from tasks.pod.bench import level_arguments, offsets, prompt_lines
 from tasks.pod.inputs import ServerSettings, parse_cell
 from tests.double import cells
 
@@ -88,6 +89,27 @@ def test_evalscopes_arguments() -> None:
     assert lines == (GOLDEN / "evalscope-arguments.txt").read_text().splitlines()
 
 
+def test_evalscopes_arguments_for_a_prompt_file() -> None:
+    """Its own data set for lines: a list of messages is sent as it is, whatever its length."""
+    load = parse_cell(cells.cell_text(prompts="600\ta\n300\tb", load=[{"warmup": 1}])).load
+    arguments = level_arguments(
+        load[0],
+        index=3,
+        offset=0,
+        url="http://127.0.0.1:8000/v1/chat/completions",
+        model=Path("/m/tiny"),
+        folder=Path("/o/bench"),
+        limit_s=700.0,
+    )
+    assert arguments["dataset"] == "line_by_line"
+    assert arguments["dataset_path"] == "/o/bench/prompts_3.jsonl"
+    assert not {"min_prompt_length", "max_prompt_length", "prefix_length"} & set(arguments)
+    lines = [json.loads(line)[0]["content"] for line in prompt_lines(load[0]).splitlines()]
+    assert lines == ["a", "a", "b", "a", "b"]
+
+
 def test_no_prompt_is_used_twice() -> None:
     load = parse_cell(cells.cell_text(load=[{"warmup": 2, "number": 8}, {"warmup": 0}, {}])).load
     assert offsets(load) == [0, 10, 14]
+    frozen = parse_cell(cells.cell_text(prompts="5\ta")).load[0]
+    assert offsets((load[0], frozen, load[1])) == [0, 0, 10]

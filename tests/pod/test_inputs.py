@@ -30,6 +30,52 @@ def test_every_setting_of_the_plan_is_known_here() -> None:
     assert set(LoadPoint.__dataclass_fields__) == set(type(setting.load[0]).model_fields)
 
 
+PROMPTS = "600\tone\n300\ttwo\n"
+
+
+def test_a_prompt_file_comes_with_the_cell() -> None:
+    point = parse_cell(cells.cell_text(prompts=PROMPTS)).load[0]
+    assert [(prompt.text, prompt.tokens) for prompt in point.prompts] == [
+        ("one", 600),
+        ("two", 300),
+    ]
+    assert parse_cell(cells.cell_text()).load[0].prompts == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompts": {}}, "cell.prompts does not hold the file"),
+        ({"prompts": None}, "cell.prompts does not hold the file"),
+        ({"prompts": []}, "cell.prompts does not hold the file"),
+        ({"prompts": 5}, "cell.prompts: got 5, wanted an object"),
+        ({"content": PROMPTS + "\n"}, "cell.prompts does not hold the file"),
+        ({"dataset": "random"}, "dataset: got 'random', wanted one of file"),
+        ({"tokens": [600, 301]}, "prompts.tokens: not those that the file states"),
+        ({"named": "x"}, "prompts: got 'x', wanted an object"),
+    ],
+)
+def test_prompts_that_are_not_those_named_are_refused(given: dict[str, Any], message: str) -> None:
+    """What is sent must be what the cell was planned and named for."""
+    document = cells.cell(prompts=PROMPTS)
+    point = document["setting"]["load"][0]
+    digest = point["prompts"]["sha256"]
+    if "content" in given:
+        document["prompts"][digest] = given["content"]
+    if "prompts" in given:
+        document["prompts"] = given["prompts"]
+    if "tokens" in given:
+        point["prompts"]["tokens"] = given["tokens"]
+    point |= {"dataset": given.get("dataset", "file")}
+    point |= {"prompts": given["named"]} if "named" in given else {}
+    document["setting_key"] = content_key(document["setting"])
+    content = {name: document[name] for name in ("setting_key", "pins", "harness")}
+    document["cell_key"] = content_key(content)
+    with pytest.raises(InputError) as caught:
+        parse_cell(canonical_json(document))
+    assert message in str(caught.value)
+
+
 def _changed(path: str, value: Any) -> str:
     document = json.loads(cells.cell_text())
     *parents, last = path.split("/")

@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ TIGHT = [
     {"parallel": 16, "number": 32, "warmup": 2, "prompt_tokens": 600, "output_tokens": 48},
     {"parallel": 64, "number": 64, "warmup": 0, "prompt_tokens": 600, "output_tokens": 48},
 ]
+
+POINTS = "bench/load_points.json"
 
 
 def engine_pids(run: PodRun) -> list[int]:
@@ -257,6 +261,51 @@ class TestLoad:
         assert points[0]["succeeded"] < points[0]["asked"]
         assert [p["state"] for p in points[1:]] == ["skipped"] * (len(load) - 1)
         assert_proven_clean(run)
+
+    def test_two_runs_are_shown_to_have_sent_the_same(self, make_run: MakeRun) -> None:
+        """Whatever order the answers came in; another seed or offset sends something else."""
+        load = [{"parallel": 4, "number": 12}, {"parallel": 4, "number": 12}]
+        runs = [
+            make_run("one", cell={"load": load}, engine={"step_s": 0.002}).start(),
+            make_run("two", cell={"load": load}).start(),
+            make_run("other", cell={"load": [{"parallel": 4, "number": 12, "seed": 43}]}).start(),
+        ]
+        assert [run.wait() for run in runs] == [0, 0, 0]
+        one, two, other = ([p["requests_sha256"] for p in run.json(POINTS)] for run in runs)
+        assert one == two
+        assert len({*one, *other}) == 3
+        assert all(len(digest) == 64 for digest in one)
+
+    def test_frozen_prompts_are_sent_in_order_and_their_tokens_checked(
+        self, make_run: MakeRun
+    ) -> None:
+        """The double counts words and six tokens of a template; the last count is stated wrong."""
+        texts = ["one two", "three", "with\nline end"]
+        stated = zip(texts, (8, 7, 8), strict=True)
+        lines = [json.dumps({"prompt": text, "tokens": tokens}) for text, tokens in stated]
+        run = make_run(cell={"prompts": "\n".join(lines), "load": [{"number": 5, "warmup": 2}]})
+        assert run.run() == 0
+        end = assert_sealed(run)
+        assert end["observed"] == "ok"
+        (point,) = run.json(POINTS)
+        assert (point["succeeded"], point["prompt_tokens_differ"]) == (5, 1)
+        sent = (run.outputs / "bench/prompts_0.jsonl").read_text().splitlines()
+        assert [texts.index(json.loads(line)[0]["content"]) for line in sent] == [
+            2,
+            0,
+            0,
+            1,
+            2,
+            0,
+            1,
+        ]
+        database = run.outputs / "bench/load_point_0/parallel_2_number_5/benchmark_data.db"
+        with closing(sqlite3.connect(database)) as connection:
+            rows = connection.execute(
+                "SELECT json_extract(request, '$.messages[0].content') FROM result"
+                " ORDER BY start_time"
+            ).fetchall()
+        assert [texts.index(text) for (text,) in rows] == [0, 1, 2, 0, 1]
 
     def test_requests_that_fail_make_a_part(self, make_run: MakeRun) -> None:
         run = make_run(engine={"fail_requests_after": 8}, cell={"load": [{}, {}, {}]})

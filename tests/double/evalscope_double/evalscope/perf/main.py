@@ -68,11 +68,18 @@ def _total(arguments: dict[str, Any]) -> int:
     return int(arguments["number"]) + int(arguments["warmup_num"])
 
 
-def _body(arguments: dict[str, Any], index: int) -> dict[str, Any]:
+def _messages(arguments: dict[str, Any], index: int) -> Any:
+    if arguments["dataset"] == "line_by_line":
+        lines = Path(arguments["dataset_path"]).read_text(encoding="utf-8").splitlines()
+        return json.loads(lines[index % len(lines)])
     offset = arguments["dataset_offset"] + index
     words = " ".join(f"w{offset + i}" for i in range(arguments["max_prompt_length"]))
+    return [{"role": "user", "content": words}]
+
+
+def _body(arguments: dict[str, Any], index: int) -> dict[str, Any]:
     return {
-        "messages": [{"role": "user", "content": words}],
+        "messages": _messages(arguments, index),
         "model": arguments["model"],
         "max_tokens": arguments["max_tokens"],
         "min_tokens": arguments["min_tokens"],
