@@ -15,6 +15,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +32,20 @@ T = TypeVar("T")
 
 #: One request may take this long.
 REQUEST_S = 10.0
+#: Creating may take longer than the embedded server waits for its database (30 s): given up sooner,
+#: the request would still be carried out, and the one sent after it too.
+CREATE_S = 45.0
+#: After a request to create was repeated: until the one thought lost shows, if it was not.
+LOOK_AGAIN_S = 2.0
+#: A fetch that a kill left half done is cleared away by a later one after this time.
+STALE_FETCH_S = 3600.0
 #: One call of the port, repeats included, may take this long by default.
 CALL_S = 60.0
 _PAGE = 100
 #: Values a filter finds again: no number, no sign that has a meaning in the query language.
 _FILTERABLE = re.compile(r"(?=.*[a-z])[a-z0-9_]+")
+#: What a run that may have left something went through.
+_RAN = frozenset({"running", "processing"})
 _NOISY = ("polyaxon", "polyaxon.cli", "urllib3.connectionpool")
 
 
@@ -65,9 +75,13 @@ class PolyaxonClient:
         self._project = project
         self._call_s = call_s
         self._local = urlsplit(self._host).hostname in {"127.0.0.1", "localhost", "::1"}
-        request_s = min(REQUEST_S, call_s)
-        config = ClientConfig(host=self._host, token=token, timeout=request_s, retries=0)
-        self._client = HttpClient(config=config, token=token)
+
+        def client(request_s: float) -> Any:
+            config = ClientConfig(host=self._host, token=token, timeout=request_s, retries=0)
+            return HttpClient(config=config, token=token)
+
+        self._client = client(min(REQUEST_S, call_s))
+        self._creating = client(CREATE_S)
 
     @property
     def host(self) -> str:
@@ -132,16 +146,27 @@ class PolyaxonClient:
         def look_or_create() -> RunView:
             nonlocal tries
             tries += 1
-            # After a lost answer the run may exist: only then is it worth a look.
-            if tries > 1 and (found := self.find(marked)):
-                return found[-1]
-            created = self._run(None).create(
+            # After a lost answer the run may exist, or come to exist while we look.
+            if tries > 1 and (found := self._find_soon(marked)):
+                return found
+            created = self._run(None, self._creating).create(
                 content=operation, name=name, managed_by=ManagedBy.CLI, meta_info=marked
             )
+            if tries > 1 and (found := self._find_soon(marked)):
+                return found
             return _view(created)
 
         created = self._call(f"create run {name}", look_or_create)
         return self.view(created.uuid)
+
+    def _find_soon(self, meta: dict[str, str]) -> RunView | None:
+        """Return the oldest run with these values, looking again a moment later."""
+        deadline = time.monotonic() + LOOK_AGAIN_S
+        while True:
+            found = self.find(meta)
+            if time.monotonic() >= deadline:
+                return found[0] if found else None
+            time.sleep(min(0.5, LOOK_AGAIN_S))
 
     def view(self, run_uuid: str) -> RunView:
         def look() -> RunView:
@@ -208,17 +233,22 @@ class PolyaxonClient:
     def fetch(self, run_uuid: str, into: Path) -> list[str]:
         run = self._call(f"view run {run_uuid}", lambda: self._refreshed(run_uuid))
         into.mkdir(parents=True, exist_ok=True)
+        _clear_stale_fetches(into.parent)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=".fetch-") as scratch:
             archive = Path(scratch) / "outputs.tar.gz"
             try:
-                response = self._streams(
-                    run, "artifacts", {"path": "outputs", "force": "true"}, save_to=archive
-                )
+                parameters = {"path": "outputs", "force": "true"}
+                self._streams(run, "artifacts", parameters, save_to=archive)
             except CannotFindOut as error:
-                if _http_status(error) in {400, 404}:
+                if _http_status(error) not in {400, 404}:
+                    raise
+                if self._left_nothing(run, run_uuid):
                     return []
-                raise
-            del response
+                raise CannotFindOut(
+                    f"Polyaxon at {self._host}: did not hand out the outputs of run {run_uuid}, "
+                    "which ran and may have left some; call again, or look at them in Polyaxon "
+                    f"({error})"
+                ) from error
             unpacked = Path(scratch) / "outputs"
             _unpack(archive, unpacked, run_uuid)
             root = _outputs_root(unpacked)
@@ -229,6 +259,27 @@ class PolyaxonClient:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(root / name, into / name)
             return names
+
+    def _left_nothing(self, run: Any, run_uuid: str) -> bool:
+        """Tell whether it is certain that a run has no outputs, after they were not found.
+
+        The server answers the same when it could not pack them (its disk is full, a file cannot be
+        read), and what is sealed without them stays so.
+        """
+        if not any(one.type in _RAN for one in self.view(run_uuid).conditions):
+            return True
+        root = self._tree(run, "")
+        if root is None or "outputs" not in root[1]:
+            return root is not None
+        return self._tree(run, "outputs") == ([], [])
+
+    def _tree(self, run: Any, path: str) -> tuple[list[str], list[str]] | None:
+        """Return names of files and folders of the run, None when they could not be listed."""
+        told = self._streams(run, "artifacts/tree", {"path": path}).json()
+        # A listing that failed is answered with 200, empty lists and the fault beside them.
+        if not isinstance(told, dict) or told.get("error") or "files" not in told:
+            return None
+        return list(told["files"]), list(told.get("dirs") or [])
 
     def _list(self, query: str) -> list[RunView]:
         found: list[RunView] = []
@@ -244,7 +295,7 @@ class PolyaxonClient:
             if not answer.results or len(found) >= (answer.count or 0):
                 return found
 
-    def _run(self, run_uuid: str | None) -> Any:
+    def _run(self, run_uuid: str | None, client: Any = None) -> Any:
         from polyaxon.client import RunClient
 
         return RunClient(
@@ -252,7 +303,7 @@ class PolyaxonClient:
             project=self._project,
             # Any UUID will do where none is meant; without one RunClient reads the environment.
             run_uuid=_hex(run_uuid) if run_uuid else "0" * 32,
-            client=self._client,
+            client=client or self._client,
             manual_exceptions_handling=True,
         )
 
@@ -408,6 +459,15 @@ def _time(value: Any) -> str | None:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.astimezone(UTC).isoformat()
+
+
+def _clear_stale_fetches(folder: Path) -> None:
+    """Remove what fetches that were killed have left; a young one may be at work."""
+    for left in folder.glob(".fetch-*"):
+        with contextlib.suppress(OSError):
+            newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - newest > STALE_FETCH_S:
+                shutil.rmtree(left)
 
 
 def _unpack(archive: Path, into: Path, run_uuid: str) -> None:

@@ -109,7 +109,12 @@ class PolyaxonPort(Protocol):
         """Return our runs (``managed_by=cli``, marked) without a final status, oldest first."""
 
     def create(self, *, operation: dict[str, object], name: str, meta: dict[str, str]) -> RunView:
-        """Create a run; ``meta`` must be unique to it, so that a lost answer creates no second."""
+        """Create a run and return it; ``meta`` must be unique to it.
+
+        A request whose answer was lost is repeated only when no run of this ``meta`` shows. Should
+        both have been carried out all the same, the oldest is returned: :meth:`find` tells all of
+        them, for the caller to keep that one (or the one it recorded) and stop the others.
+        """
 
     def view(self, run_uuid: str) -> RunView:
         """Return a run with all its conditions."""
@@ -132,5 +137,6 @@ class PolyaxonPort(Protocol):
     def fetch(self, run_uuid: str, into: Path) -> list[str]:
         """Copy the run's outputs folder into ``into``; return the relative paths of its files.
 
-        A run that left nothing gives an empty list.
+        A run that left nothing gives an empty list: one that never came to run, or whose folder
+        Polyaxon shows to be empty. Outputs that cannot be had now raise CannotFindOut.
         """

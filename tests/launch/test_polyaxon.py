@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tasks.launch import port
-from tasks.launch.polyaxon import PolyaxonClient
+from tasks.launch import polyaxon, port
+from tasks.launch.polyaxon import CREATE_S, PolyaxonClient
 from tasks.launch.port import Condition, RunUnknown
+from tasks.launch.settings import _DATABASE_OPTIONS
+from tests.double import programs
 from warehouse.errors import CannotFindOut, ServiceDown
 
 # Polyaxon's own models, at their import.
@@ -26,11 +31,17 @@ class Answers:
 
     def __init__(self) -> None:
         self.planned: list[tuple[int, object]] = [(200, {})]
+        #: Asked in any order: what a request's method and path match -> the answer.
+        self.routes: dict[str, tuple[int, object]] = {}
+        self.delays: list[float] = []
         self.asked: list[str] = []
         self.host = ""
 
     def next(self, asked: str) -> tuple[int, object]:
         self.asked.append(asked)
+        for pattern, answer in self.routes.items():
+            if re.search(pattern, asked):
+                return answer
         return self.planned.pop(0) if len(self.planned) > 1 else self.planned[0]
 
 
@@ -42,6 +53,7 @@ def server() -> Iterator[Answers]:
         def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, body = answers.next(f"{self.command} {self.path}")
+            time.sleep(answers.delays.pop(0) if answers.delays else 0.0)
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -148,3 +160,119 @@ def test_a_condition_is_one_typed_thing_with_times_in_utc(server: Answers) -> No
     )
     assert (view.reason, view.message) == ("Timeout", "did not end within 60 s")
     assert set(condition.to_json()) == {"type", "reason", "message", "at", "updated_at"}
+
+
+MISSING = (404, {"detail": "Artifact not found"})
+TREE_ERROR = (200, {"files": {}, "dirs": [], "error": "Could not list path"})
+ROOT = (200, {"files": {}, "dirs": ["outputs", "plxlogs"]})
+EMPTY = (200, {"files": {}, "dirs": []})
+NEVER_ASKED = (500, {})
+
+
+def fetched(server: Answers, folder: Path, *statuses: str, **answers: tuple[int, object]) -> object:
+    """Fetch the outputs of a run that went through ``statuses``."""
+    conditions = [{"type": name, "status": True} for name in statuses]
+    uuid = UUID.replace("-", "")
+    run = {"uuid": uuid, "status": statuses[-1], "status_conditions": conditions}
+    server.routes = {
+        r"/artifacts/tree\?path=$": answers.get("root", NEVER_ASKED),
+        r"/artifacts/tree\?path=outputs$": answers.get("outputs", NEVER_ASKED),
+        r"/artifacts\?": answers.get("archive", MISSING),
+        uuid: (200, run),
+    }
+    return PolyaxonClient(server.host, call_s=2).fetch(UUID, folder / "into")
+
+
+RAN = ("created", "compiled", "starting", "running", "failed")
+
+
+def test_a_run_that_never_ran_left_nothing(server: Answers, tmp_path: Path) -> None:
+    assert fetched(server, tmp_path, "created", "compiled", "stopped") == []
+
+
+def test_a_run_whose_folder_is_shown_to_be_empty_left_nothing(
+    server: Answers, tmp_path: Path
+) -> None:
+    bare = (200, {"files": {}, "dirs": ["plxlogs"]})
+    assert fetched(server, tmp_path, *RAN, root=bare) == []
+    assert fetched(server, tmp_path, *RAN, root=ROOT, outputs=EMPTY) == []
+
+
+@pytest.mark.parametrize("status", [400, 404])
+@pytest.mark.parametrize(
+    "trees",
+    [
+        {"root": TREE_ERROR},
+        {"root": MISSING},
+        {"root": ROOT, "outputs": TREE_ERROR},
+        {"root": ROOT, "outputs": (200, {"files": {"end.json": 7}, "dirs": []})},
+        {"root": ROOT, "outputs": (200, {"files": {}, "dirs": ["raw"]})},
+    ],
+)
+def test_outputs_that_cannot_be_had_are_not_taken_for_none(
+    server: Answers, tmp_path: Path, trees: dict[str, tuple[int, object]], status: int
+) -> None:
+    with pytest.raises(CannotFindOut, match="run") as caught:
+        fetched(server, tmp_path, *RAN, archive=(status, {}), **trees)
+    assert not isinstance(caught.value, ServiceDown)
+
+
+def test_what_killed_fetches_left_is_cleared_away(server: Answers, tmp_path: Path) -> None:
+    old, young = tmp_path / ".fetch-old", tmp_path / ".fetch-young"
+    for folder in (old, young):
+        folder.mkdir()
+        (folder / "outputs.tar.gz").touch()
+    for path in (old / "outputs.tar.gz", old):
+        os.utime(path, (time.time() - 2 * 3600,) * 2)
+    assert fetched(server, tmp_path, "created", "stopped") == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".fetch-young", "into"]
+
+
+def created(number: int) -> dict[str, object]:
+    meta = {"cell_key": "ab12", "memsweep": "cell"}
+    uuid = f"{number:032x}"
+    return {"uuid": uuid, "status": "compiled", "meta_info": meta, "status_conditions": []}
+
+
+def test_creating_waits_longer_than_the_servers_database_does(server: Answers) -> None:
+    server.planned = [(201, created(1))]
+    server.delays = [1.5]
+    client = PolyaxonClient(server.host, call_s=1.0)
+    view = client.create(operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"})
+    assert view.uuid == UUID
+    assert [one for one in server.asked if one.startswith("POST")] == server.asked[:1]
+    assert json.loads(_DATABASE_OPTIONS)["timeout"] < CREATE_S
+
+
+def test_a_run_of_a_lost_answer_that_shows_late_is_taken_and_not_made_again(
+    server: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polyaxon, "LOOK_AGAIN_S", 0.2)
+    nothing = (200, {"count": 0, "results": []})
+    late = (200, {"count": 1, "results": [created(1)]})
+    server.planned = [(503, {}), nothing, late, (200, created(1))]
+    client = PolyaxonClient(server.host)
+    assert (
+        client.create(
+            operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"}
+        ).uuid
+        == UUID
+    )
+    assert len([one for one in server.asked if one.startswith("POST")]) == 1
+
+
+def test_of_two_runs_that_a_repeated_request_made_the_oldest_is_returned(
+    server: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polyaxon, "LOOK_AGAIN_S", 0.0)
+    nothing = (200, {"count": 0, "results": []})
+    both = (200, {"count": 2, "results": [created(1), created(2)]})
+    server.planned = [(503, {}), nothing, (201, created(2)), both, (200, created(1))]
+    client = PolyaxonClient(server.host)
+    assert (
+        client.create(
+            operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"}
+        ).uuid
+        == UUID
+    )
+    assert len([one for one in server.asked if one.startswith("POST")]) == 2
