@@ -64,14 +64,16 @@ def cell(
 ) -> dict[str, Any]:
     """Return a cell's document; every argument is laid over the defaults above.
 
-    ``prompts`` is the content of a prompt file that every load point then sends.
+    ``prompts`` is the content of a prompt file that every load point then sends, unless it states
+    ``dataset`` random.
     """
     points = [POINT | point for point in load]
     carried: dict[str, Any] = {}
     if prompts is not None:
         named = prompts_of(prompts).model_dump(mode="json")
         longest = {"prompt_tokens": max(named["tokens"]), "prefix_tokens": 0}
-        points = [point | longest | {"dataset": "file", "prompts": named} for point in points]
+        file = longest | {"dataset": "file", "prompts": named}
+        points = [POINT | (point if "dataset" in point else point | file) for point in load]
         carried = {"prompts": {named["sha256"]: prompts}}
     setting = {
         "model": {"name": "tiny-qwen3"},

@@ -1,4 +1,4 @@
-"""The run's own code against real vLLM (CPU build) and real EvalScope; about 2 minutes, 3 starts.
+"""The run's own code against real vLLM (CPU build) and real EvalScope; about 4 minutes, 5 starts.
 
 Environments and models are those of the state folder (MEMSWEEP_HOME); what is missing is made
 first, which takes minutes once.
@@ -6,9 +6,12 @@ first, which takes minutes once.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sqlite3
 import time
+from contextlib import closing
 
 import pytest
 
@@ -72,6 +75,49 @@ def test_the_pressure_cell(make_run: MakeRun, places: dict[str, str]) -> None:
     assert hooked == [(n, i) for i in (0, 1) for n in ("warmup", "measure", "drain")]
     stop = run.json("stop.json")
     assert (stop["left"], stop["escalated"]) == ([], False)
+
+
+def test_two_runs_send_the_same_and_say_so(make_run: MakeRun, places: dict[str, str]) -> None:
+    """Random prompts of one seed and offset, and frozen ones: equal hashes, whatever the order.
+
+    The first run states made-up token counts and learns the server's; the second states those.
+    """
+    texts = ["Why is the sky blue?", "Name three\nprimes, one a line.", "é ☃ 東京"]
+
+    def measured(name: str, tokens: list[int]) -> PodRun:
+        lines = [{"prompt": text, "tokens": n} for text, n in zip(texts, tokens, strict=True)]
+        run = make_run(
+            name,
+            places=places,
+            cell={
+                "prompts": "\n".join(map(json.dumps, lines)),
+                "load": [
+                    {"dataset": "random", "parallel": 4, "number": 8},
+                    {"parallel": 2, "number": 6, "ignore_eos": False},
+                ],
+                "limits": LIMITS | {"load_point_s": [120.0, 120.0]},
+            },
+        )
+        assert run.start().wait(300) == 0
+        assert run.json("end.json")["observed"] == "ok", run.json("end.json")["message"]
+        return run
+
+    def served(run: PodRun) -> list[int]:
+        path = run.outputs / "bench/load_point_1/parallel_2_number_6/benchmark_data.db"
+        with closing(sqlite3.connect(path)) as rows:
+            query = "SELECT prompt_tokens FROM result ORDER BY start_time"
+            return [tokens for (tokens,) in rows.execute(query)]
+
+    first = measured("first", [1, 1, 1])
+    counts = served(first)
+    assert counts[:3] == counts[3:]
+    second = measured("second", counts[:3])
+    points = [run.json("bench/load_points.json") for run in (first, second)]
+    hashes = [[point["requests_sha256"] for point in run] for run in points]
+    print(f"served {counts[:3]} tokens; requests {hashes[0]}")
+    assert hashes[0] == hashes[1]
+    assert len({*hashes[0]}) == 2
+    assert [[p["prompt_tokens_differ"] for p in run] for run in points] == [[None, 6], [None, 0]]
 
 
 def test_a_killed_engine_is_a_crash_though_everything_says_success(
