@@ -10,7 +10,6 @@ import hashlib
 import json
 import shutil
 import time
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -152,7 +151,9 @@ class _Ingester:
         from tasks.rows import parse, read_manifest
 
         manifest, content = read_manifest(path)
-        run = str(uuid.UUID(str(manifest["run_uuid"])))
+        run = manifest["run_uuid"]
+        if path.resolve().parent == self._home.bundles.resolve() and path.name != run:
+            raise CheckFailed(f"{path}: {bundle.MANIFEST} says run {run}, the folder another")
         digest = hashlib.sha256(content).hexdigest()
         if self._known.get(run) == (digest, PARSER_VERSION):
             self._report.unchanged.append(run)
@@ -183,18 +184,36 @@ class _Ingester:
         return len(self._batch) >= BATCH_RUNS or self._batch_bytes >= BATCH_BYTES
 
     def _flush(self) -> None:
-        from warehouse.store import replace_runs
-
         if not self._batch:
             return
-        manifests = {run: rows.manifest_sha256 for run, rows in self._batch.items()}
+        batch, self._batch, self._batch_bytes = self._batch, {}, 0
+        manifests = {run: rows.manifest_sha256 for run, rows in batch.items()}
         # First the ledger: a stored run without an entry would look like a forged one.
         self._ledger = ledger.append(self._home.bundles, manifests).manifests
-        replace_runs(self._connection, {run: rows.tables for run, rows in self._batch.items()})
-        for run, digest in manifests.items():
+        try:
+            self._store(batch)
+        except CheckFailed as error:
+            if len(batch) == 1:
+                self._refuse_rows(batch, error)
+                return
+            # One bundle of many is at fault: store the others, each in a transaction of its own.
+            for run, rows in batch.items():
+                try:
+                    self._store({run: rows})
+                except CheckFailed as single:
+                    self._refuse_rows({run: rows}, single)
+
+    def _store(self, batch: dict[str, RunRows]) -> None:
+        from warehouse.store import replace_runs
+
+        replace_runs(self._connection, {run: rows.tables for run, rows in batch.items()})
+        for run, rows in batch.items():
             (self._report.replaced if run in self._known else self._report.ingested).append(run)
-            self._known[run] = (digest, PARSER_VERSION)
-        self._batch, self._batch_bytes = {}, 0
+            self._known[run] = (rows.manifest_sha256, PARSER_VERSION)
+
+    def _refuse_rows(self, batch: dict[str, RunRows], error: CheckFailed) -> None:
+        for run in batch:
+            self._quarantine(self._home.bundles / run, str(error))
 
     def _quarantine(self, path: Path, reason: str) -> None:
         """Move a failed bundle of this home aside; one from elsewhere is left, with a note here."""
@@ -257,11 +276,15 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
     batch: dict[str, RunRows] = {}
     total = held = 0
 
-    def flush() -> int:
-        replace_runs(connection, {run: rows.tables for run, rows in batch.items()})
-        done = len(batch)
-        batch.clear()
-        return done
+    def store(runs: dict[str, RunRows]) -> int:
+        try:
+            replace_runs(connection, {run: rows.tables for run, rows in runs.items()})
+        except CheckFailed as error:
+            if len(runs) > 1:
+                return sum(store({run: rows}) for run, rows in runs.items())
+            refused.extend(Refused(home.bundles / run, str(error)) for run in runs)
+            return 0
+        return len(runs)
 
     for path in bundle.all_sealed(home):
         try:
@@ -271,11 +294,13 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
                 raise ledger.differs(rows.run_uuid, entry, rows.manifest_sha256)
             batch[rows.run_uuid] = rows
             held += rows.nbytes
-        except (CheckFailed, CannotFindOut) as error:
+        except CheckFailed as error:
             refused.append(Refused(path, str(error)))
         if len(batch) >= BATCH_RUNS or held >= BATCH_BYTES:
-            total, held = total + flush(), 0
-    total += flush()
+            total += store(batch)
+            batch, held = {}, 0
+    if batch:
+        total += store(batch)
     ledger.append(home.bundles, _stored_manifests(connection))
     return total
 

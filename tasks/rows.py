@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from tasks.derived import Arithmetic
 from tasks.figures import load_point_rows
 from tasks.files import read_json
 from tasks.pins import PARSER_VERSION
-from warehouse.errors import CannotFindOut, CheckFailed
+from warehouse.errors import BadInput, CannotFindOut, CheckFailed
 from warehouse.registry import CACHE_CONFIG, EXACT, STARTUP
 from warehouse.tables import arrow_schema
 
@@ -78,23 +78,51 @@ class Source:
         return self.clock.datetime(float(stamp_s)).replace(tzinfo=None)
 
 
+#: What reading a file of another form than ours can raise: the bundle is at fault, not the reader.
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RecursionError,
+    BadInput,
+    CannotFindOut,
+    pa.ArrowException,
+)
+
+
 def parse(folder: Path, *, raw: bool = False) -> RunRows:
     """Verify a bundle and return its rows.
 
     With ``raw`` samples and requests are parsed from the raw lines and EvalScope's files instead of
     the Parquet made from them when the bundle was sealed. Raises :class:`CheckFailed` when the
-    bundle differs from its manifest or cannot be what it says.
+    bundle differs from its manifest, cannot be read or cannot be what it says.
     """
-    problems = bundle.verify(folder)
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise CheckFailed(f"{folder}: {problems[0]}{more}")
     try:
+        _only_inside(folder)
+        problems = bundle.verify(folder)
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise CheckFailed(f"{folder}: {problems[0]}{more}")
         return _parse(folder, raw=raw)
-    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+    except OSError as error:
         raise CheckFailed(
-            f"{folder}: a file does not have the form it should: {type(error).__name__}: {error}"
+            f"{folder}: {error.filename or 'a file'} cannot be read: {error.strerror}"
         ) from error
+    except _MALFORMED as error:
+        what = " ".join(str(error).split())
+        raise CheckFailed(
+            f"{folder}: a file does not have the form it should: {type(error).__name__}: {what}"
+        ) from error
+
+
+def _only_inside(folder: Path) -> None:
+    """Refuse a manifest that lists a file elsewhere, before that file is opened."""
+    for name in _mapping(bundle.load(folder).manifest.get("files")):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise CheckFailed(f"{folder}: the manifest lists a file outside the bundle: {name!r}")
 
 
 def _parse(folder: Path, *, raw: bool) -> RunRows:
@@ -430,19 +458,27 @@ def _prediction(source: Source) -> list[Row]:
         }
         for metric, value in sorted(_mapping(prediction.get("values")).items())
     ]
-    for index, point in enumerate(_listed(prediction.get("load"))):
-        for name, (metric, kind) in _LOAD_CLAIMS.items():
-            if name in point:
-                rows.append(
-                    {
-                        **base,
-                        "load_point": index,
-                        "metric": metric,
-                        "kind": kind,
-                        "value": point[name],
-                    }
-                )
+    rows += _load_claims(base, prediction.get("load"))
+    # What follows from an estimated pool is an estimate too: its middle, never an exact claim.
+    nominal = _mapping(_mapping(prediction.get("range")).get("nominal"))
+    rows += [
+        {**base, "load_point": None, "metric": metric, "kind": "estimate", "value": value}
+        for metric, value in sorted(_mapping(nominal.get("values")).items())
+    ]
+    rows += [row | {"kind": "estimate"} for row in _load_claims(base, nominal.get("load"))]
+    if nominal:
+        pool = {"metric": "available_kv_cache_bytes", "kind": "estimate"}
+        rows.append({**base, "load_point": None, **pool, "value": nominal.get("pool_bytes")})
     return rows
+
+
+def _load_claims(base: Row, load: object) -> list[Row]:
+    return [
+        {**base, "load_point": index, "metric": metric, "kind": kind, "value": point[name]}
+        for index, point in enumerate(_listed(load))
+        for name, (metric, kind) in _LOAD_CLAIMS.items()
+        if name in point
+    ]
 
 
 # What happened
@@ -730,6 +766,8 @@ def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:
         manifest = json.loads(content)
     except (OSError, ValueError) as error:
         raise CannotFindOut(f"{folder}: no whole {bundle.MANIFEST}: not a sealed bundle") from error
-    if not isinstance(manifest, dict) or "run_uuid" not in manifest:
-        raise CannotFindOut(f"{folder}: {bundle.MANIFEST} names no run")
+    try:
+        manifest["run_uuid"] = str(uuid.UUID(manifest["run_uuid"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CannotFindOut(f"{folder}: {bundle.MANIFEST} names no run by its UUID") from error
     return manifest, content

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from warehouse.errors import CannotFindOut
+from warehouse.connection import first_line
+from warehouse.errors import CheckFailed
 from warehouse.tables import RUN_TABLES, SAMPLE_TABLES, SHARED_TABLES, TABLES, arrow_schema
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def replace_runs(
     """Store whole runs in one transaction: all of them or none.
 
     ``runs`` maps a run UUID to its tables; a table must have the columns of ``warehouse.tables``
-    (``ingest`` without ``ingested_at``) and, where it belongs to runs, that run's rows only.
+    (``ingest`` without ``ingested_at``) and, where it belongs to runs, that run's rows only. Raises
+    :class:`CheckFailed` when the rows do not fit the tables.
     """
+    import duckdb
     import pyarrow as pa
 
     if not runs:
@@ -71,6 +74,9 @@ def replace_runs(
         if old:
             _drop_orphans(connection)
         connection.execute("COMMIT")
+    except (duckdb.ConstraintException, duckdb.ConversionException) as error:
+        connection.execute("ROLLBACK")
+        raise CheckFailed(f"the rows do not fit the tables: {first_line(error)}") from error
     except BaseException:
         connection.execute("ROLLBACK")
         raise
@@ -96,7 +102,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -
     wanted = arrow_schema(table).names
     if sorted(rows.column_names) != sorted(wanted):
         odd = sorted(set(rows.column_names) ^ set(wanted))
-        raise CannotFindOut(
+        raise CheckFailed(
             f"rows for table {table}: columns {odd} are missing or unknown; nothing was stored"
         )
     connection.register("incoming", rows)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 import tasks.record
 import tasks.rows
 from tasks import record
+from tasks.canonical import sha256_file
 from tasks.pins import PARSER_VERSION
 from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab, Spec, predicted
@@ -20,6 +25,7 @@ from tests.warehouse.conftest import Stored
 from warehouse import ledger
 from warehouse.connection import open_snapshot, open_writer
 from warehouse.errors import CannotFindOut, CheckFailed
+from warehouse.migrate import migrate
 from warehouse.registry import LOAD_POINT, STARTUP, Outcome, Phase
 from warehouse.store import content_hash, replace_run, row_counts
 
@@ -323,7 +329,7 @@ def test_wrong_rows_store_nothing(lab: Lab) -> None:
     tables["validity"] = tables["validity"].drop_columns(["detail"])
     with open_writer(lab.home.warehouse_live) as connection:
         before = row_counts(connection)
-        with pytest.raises(CannotFindOut, match="validity: columns \\['detail'\\]"):
+        with pytest.raises(CheckFailed, match="validity: columns \\['detail'\\]"):
             replace_run(connection, rows.run_uuid, tables)
         assert row_counts(connection) == before
 
@@ -398,8 +404,6 @@ def test_verify_reads_raw_text_not_the_tables_made_from_it(lab: Lab) -> None:
 
 
 def _reseal(path: Path, name: str) -> None:
-    from tasks.canonical import sha256_file
-
     manifest = json.loads((path / "manifest.json").read_text())
     file = path / name
     manifest["files"][name] = {"sha256": sha256_file(file), "bytes": file.stat().st_size}
@@ -512,3 +516,106 @@ def test_bound_of_a_pool_that_could_not_be_predicted(lab: Lab) -> None:
     )
     assert value == pytest.approx(20 / 1637)
     assert "measured blocks" in formula
+
+
+def test_bundle_whose_rows_do_not_fit_stops_no_other(lab: Lab) -> None:
+    """A bundle that passes every check of its files, but not the tables': only it is set aside."""
+    good, bad, last = lab.seal(), lab.seal(repeat=2), lab.seal(repeat=3)
+    manifest = json.loads((bad / "manifest.json").read_text())
+    manifest["outcome"] = None
+    (bad / "manifest.json").write_text(json.dumps(manifest))
+    report = record.ingest(lab.home, [good, bad, last])
+    assert sorted(report.ingested) == sorted([good.name, last.name])
+    assert "the rows do not fit the tables: " in report.quarantined[0].reason
+    assert not bad.exists()
+
+
+def test_folder_under_another_name_is_refused(lab: Lab) -> None:
+    """A bundle that was copied under another run's name is not that run."""
+    path = lab.seal()
+    copied = path.with_name("22222222-2222-4222-8222-222222222222")
+    shutil.copytree(path, copied)
+    report = record.ingest(lab.home, [path, copied])
+    assert report.ingested == [path.name]
+    assert "the folder another" in report.quarantined[0].reason
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "raw/../../secret.txt", "/etc/hostname"])
+def test_bundle_cannot_name_files_outside_itself(lab: Lab, name: str) -> None:
+    """A manifest that lists a file elsewhere is refused before that file is looked at."""
+    path = lab.seal()
+    (lab.home.bundles / "secret.txt").write_text("x")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"sha256": sha256_file(lab.home.bundles / "secret.txt"), "bytes": 1}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    report = record.ingest(lab.home, [path])
+    assert "lists a file outside the bundle" in report.quarantined[0].reason
+
+
+NOISE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["", "\x00", "2026-11-29T12:00:00Z", "../../etc/passwd", "1e999"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every part of a JSON value."""
+    found = [path]
+    parts = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, part in parts:
+        found += places(part, (*path, key))
+    return found
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> duckdb.DuckDBPyConnection:
+    """Return a warehouse in memory, the same for all examples."""
+    connection = duckdb.connect()
+    migrate(connection)
+    return connection
+
+
+EXAMPLES = int(os.environ.get("MEMSWEEP_EXAMPLES", "40"))
+
+
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_content_is_taken_or_refused_never_a_crash(
+    data: st.DataObject, one_run: Stored, in_memory: duckdb.DuckDBPyConnection
+) -> None:
+    """Whatever stands in a bundle's files, it becomes rows that fit or one reason."""
+    name = data.draw(st.sampled_from([*sorted(p.name for p in one_run.bundle.glob("*.json"))]))
+    kept = {p: p.read_bytes() for p in (one_run.bundle / name, one_run.bundle / "manifest.json")}
+    document = json.loads((one_run.bundle / name).read_text())
+    place = data.draw(st.sampled_from(places(document)))
+    noise = data.draw(NOISE)
+    if place:
+        inner = document
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = noise
+    else:
+        document = noise
+    try:
+        (one_run.bundle / name).write_text(json.dumps(document))
+        if name != "manifest.json":
+            _reseal(one_run.bundle, name)
+        with contextlib.suppress(CheckFailed):
+            rows = tasks.rows.parse(one_run.bundle)
+            replace_run(in_memory, rows.run_uuid, rows.tables)
+            event(f"{name} taken")
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
