@@ -133,6 +133,8 @@ def test_kills_of_everything_lose_nothing(memsweep: Memsweep, sweep: Path, tmp_p
         os.kill(services(memsweep)[name]["pid"], signal.SIGKILL)
 
     _, session = under_load(memsweep, 4)
+    # In the last cell nothing but waiting is left for the flow to do.
+    os.kill(services(memsweep)["polyaxon"]["pid"], signal.SIGKILL)
     engine = [one.pid for one in session.members() if "Engine" in one.name]
     assert len(engine) == 1
     os.kill(engine[0], signal.SIGKILL)
@@ -167,6 +169,15 @@ def test_ctrl_c_stops_collects_and_exits_130(
     proof = json.loads((memsweep.home / "bundles" / run / "stop.json").read_text())
     assert proof["left"] == []
     assert all(state["state"] == "up" for state in services(memsweep).values())
+
+    # What was interrupted is measured again, as a further attempt.
+    again = memsweep.start("run", str(sweep), log=tmp_path / "again.log")
+    second, _ = under_load(memsweep, 1)
+    assert second != run
+    again.send_signal(signal.SIGINT)
+    assert again.wait(timeout=120) == 130
+    attempts = {r["run_uuid"]: r["attempt"] for r in memsweep.json("runs")["runs"]}
+    assert (attempts[run], attempts[second]) == (1, 2)
 
 
 def test_services_down_leaves_no_process_and_no_port(memsweep: Memsweep) -> None:
