@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -37,6 +38,7 @@ NAMES: tuple[Name, ...] = ("engine", "bench", "polyaxon-server")
 LOCKS = Path(polyaxonfiles.__file__).parent / "locks"
 MARKER = "memsweep-environment.json"
 MARKER_FORMAT = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 #: What is preferred: the locks are resolved for it and CPU wheels of torch exist for it everywhere.
 PYTHON = "3.11"
 
@@ -54,6 +56,8 @@ _NMS_ERROR = "operator torchvision::nms does not exist"
 #: uv takes overrides from a pyproject.toml at or above the working folder, where ours has one for
 #: the flow environment; the user's and the machine's own configuration of uv still count.
 _NO_PROJECT = "/"
+#: The usual places, behind the bench environment: the same on every machine.
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SCHEMA_MODULE = "_memsweep_torchvision_schemas"
 
 
@@ -74,6 +78,17 @@ def folder(home: Home, name: Name) -> Path:
 def python(home: Home, name: Name) -> Path:
     """Return an environment's interpreter; it need not exist."""
     return folder(home, name) / "bin" / "python"
+
+
+def places(home: Home) -> dict[str, str]:
+    """Return what every local run gets, by the component's inputs; nothing else is executed."""
+    bench = python(home, "bench")
+    return {
+        "engine_bin": str(python(home, "engine").parent),
+        "bench_python": str(bench),
+        "cache_folder": str(home.cache / "engine"),
+        "path": f"{bench.parent}:{_SYSTEM_PATH}",
+    }
 
 
 def lock_file(name: str, device: Device = "cpu") -> Path:
@@ -448,6 +463,12 @@ def declare_torchvision_schemas(site_packages: Path) -> None:
 
 #: What the run's own code needs of this project beside its folder; standard library only.
 POD_MODULES = ("__init__.py", "answers.py", "canonical.py", "processes.py", "prompts.py")
+
+
+def is_staged(home: Home, code: str) -> bool:
+    """Tell whether ``code`` names a folder as :func:`stage_pod_code` makes them."""
+    place = Path(code)
+    return place.parent == home.cache / "pod-code" and _SHA256.fullmatch(place.name) is not None
 
 
 def stage_pod_code(home: Home) -> Path:

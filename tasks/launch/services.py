@@ -100,11 +100,14 @@ def up(
     *,
     ports: Ports | None = None,
     prefect_api_url: str | None = None,
+    slots: int = 1,
     progress: Progress,
 ) -> Endpoints:
     """Start what is not up and wait until all answer; what is up is left alone.
 
     With ``prefect_api_url`` that server is used (and has to answer), and none is started.
+    ``slots`` is how many runs may go at the same time; another number takes effect at once, but
+    only while nothing runs.
 
     Raises:
         BadInput: a port that was asked for is busy, or the service runs on another one.
@@ -114,6 +117,7 @@ def up(
         chosen = _choose_ports(home, ports or Ports())
         host = f"http://{LOOPBACK}:{chosen['polyaxon']}"
         _record_ports(home, chosen)
+        _set_slots(home, slots, progress)
         own = [name for name in NAMES if name != "prefect" or prefect_api_url is None]
         started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
         for name in own:
@@ -140,9 +144,12 @@ def _check_configured(api_url: str) -> None:
 
 
 def endpoints(home: Home) -> Endpoints | None:
-    """Return where the services of this state folder answer; None if they were never started."""
+    """Return where the services of this state folder answer; None unless Polyaxon's is alive."""
     recorded = files.read_json(_ports_file(home))
-    return None if recorded is None else _endpoints(recorded)
+    entry = _entry(home, "polyaxon")
+    if recorded is None or entry is None or not entry.is_alive():
+        return None
+    return _endpoints(recorded)
 
 
 def keep_alive(home: Home) -> list[str]:
@@ -278,15 +285,35 @@ def _choose_ports(home: Home, asked: Ports) -> dict[str, int]:
             before = recorded.get(name)
             taken = set(chosen.values())
             if isinstance(before, int) and not processes.listening(before):
-                chosen[name] = before if before not in taken else processes.free_port(but=taken)
+                chosen[name] = before if before not in taken else _free_port(taken)
             else:
-                chosen[name] = processes.free_port(but=taken)
+                chosen[name] = _free_port(taken)
     return chosen
+
+
+def _free_port(taken: set[int]) -> int:
+    try:
+        return processes.free_port(but=taken)
+    except OSError as error:
+        raise CannotFindOut(f"services: {error.strerror}; end what holds them") from error
 
 
 def _record_ports(home: Home, chosen: dict[str, int]) -> None:
     if files.read_json(_ports_file(home)) != chosen:
         files.write_json(_ports_file(home), chosen)
+
+
+def _set_slots(home: Home, slots: int, progress: Progress) -> None:
+    """Have the supervisor work with so many slots; it reads them again before every start."""
+    if slots < 1:
+        raise BadInput(f"services: got {slots} slots, wanted at least 1")
+    folder = supervisor.Folder(home)
+    if folder.slots == slots:
+        return
+    if live_runs(home):
+        progress(f"supervisor: keeps {folder.slots} slot(s) while runs go on, asked for {slots}")
+        return
+    files.write_json(folder.settings, {"slots": slots})
 
 
 def _start_if_down(

@@ -10,7 +10,10 @@ which something broke without (runs are sessions of processes):
 * output goes to files, never to a pipe that dies with its reader;
 * the reason is written before the signal, and the run's leader alone gets SIGTERM, because it has a
   server to stop and a record to finish; SIGKILL goes to the whole session;
-* a final status is posted only when nothing of the run is left, and never a second one.
+* a final status is posted only when nothing of the run is left, and never a second one;
+* only our own runs are executed: the server asks nobody who they are, so whoever reaches its port
+  can create a run, and must not get a command of his own executed by that;
+* a full disk costs reasons and lines of logs, never a signal and never the service.
 
 ``python -m tasks.launch.supervisor --home FOLDER`` with POLYAXON_HOST set; ``--drain`` only ends
 what an earlier one left.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -29,7 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -38,6 +42,8 @@ from typing import Any, Literal, TypeVar
 from tasks import files, processes
 from tasks.canonical import canonical_json
 from tasks.home import Home
+from tasks.launch import environments
+from tasks.launch import operation as operations
 from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
 from tasks.launch.settings import artifacts_root, run_environment
 from warehouse.errors import CannotFindOut, MemsweepError
@@ -112,6 +118,8 @@ class Folder:
         self.runs = self.root / "runs"
         self.lock = self.root / "lock"
         self.ready = self.root / "ready.json"
+        #: Read again before every start, so that a change of slots ends no run.
+        self.settings = self.root / "settings.json"
 
     def record(self, run_uuid: str) -> Path:
         return self.runs / f"{run_uuid}.json"
@@ -129,6 +137,12 @@ class Folder:
     def offsets(self, run_uuid: str) -> Path:
         return self.runs / f"{run_uuid}.offsets.json"
 
+    @property
+    def slots(self) -> int:
+        """Runs at the same time, as :func:`tasks.launch.services.up` was last asked for."""
+        slots = (files.read_json(self.settings) or {}).get("slots")
+        return slots if isinstance(slots, int) and slots >= 1 else 1
+
     def records(self) -> list[Record]:
         """Return the records of runs whose end was not settled yet, oldest first."""
         found = []
@@ -140,33 +154,55 @@ class Folder:
         return sorted(found, key=lambda record: record.launched_at)
 
 
-def read_launch(content: str, store: Path) -> Launch:
+def read_launch(content: str, home: Home, run_uuid: str) -> Launch:
     """Read command, environment and limits out of a compiled operation's JSON text.
 
     Raises:
         ValueError: it is no job of ours; the message says what is wrong with it.
     """
     operation = json.loads(content)
+    if not isinstance(operation, dict):
+        raise ValueError(f"got {type(operation).__name__}, wanted an object")
     container = (operation.get("run") or {}).get("container") or {}
     command = [str(part) for part in [*_list(container, "command"), *_list(container, "args")]]
-    if not command:
-        raise ValueError("run.container has no command")
     environment = {
-        one["name"]: _text(one.get("value")) for one in _list(container, "env") if "name" in one
+        str(one["name"]): _text(one.get("value"))
+        for one in _list(container, "env")
+        if isinstance(one, dict) and "name" in one
     }
-    if "MEMSWEEP_OUTPUTS" not in environment:
-        raise ValueError("run.container.env has no MEMSWEEP_OUTPUTS")
-    outputs = Path(environment["MEMSWEEP_OUTPUTS"])
-    if not outputs.is_relative_to(store):
-        raise ValueError(f"MEMSWEEP_OUTPUTS {outputs} lies outside the artifacts store {store}")
+    outputs = artifacts_root(home) / run_uuid.replace("-", "") / "outputs"
+    _check_shape(command, environment, home, outputs)
     timeout = (operation.get("termination") or {}).get("timeout")
     return Launch(
-        command=command,
+        # Named in full: a run is started by our interpreter, wherever its PATH leads.
+        command=[environment["MEMSWEEP_BENCH_PYTHON"], *command[1:]],
         environment=environment,
         outputs=outputs,
         timeout_s=None if timeout is None else float(timeout),
         stop_s=_stop_limit(environment),
     )
+
+
+def _check_shape(
+    command: list[str], environment: dict[str, str], home: Home, outputs: Path
+) -> None:
+    """Refuse whatever our component on this machine does not give. Raises ``ValueError``."""
+    container = operations.read("component.yaml")["run"]["container"]
+    if command != container["command"]:
+        got, wanted = " ".join(command)[:200] or "none", " ".join(container["command"])
+        raise ValueError(f"run.container has the command '{got}', wanted '{wanted}'")
+    inputs = {one["name"]: one["value"].strip("{} ") for one in container["env"]}
+    if set(environment) != set(inputs):
+        odd = ", ".join(sorted(set(environment) ^ set(inputs)))[:200]
+        raise ValueError(f"run.container.env: more, or less, than our component gives: {odd}")
+    wanted_values = {**environments.places(home), "globals.run_outputs_path": str(outputs)}
+    for name, value in environment.items():
+        wanted_value = wanted_values.get(inputs[name], value)
+        if value != wanted_value:
+            raise ValueError(f"{name} is {value[:200]!r}, wanted {wanted_value!r}")
+    code = environment["PYTHONPATH"]
+    if not environments.is_staged(home, code):
+        raise ValueError(f"PYTHONPATH {code[:200]!r} is no folder of the staged code of runs")
 
 
 def _list(container: dict[str, Any], key: str) -> list[Any]:
@@ -237,15 +273,32 @@ class Tail:
         self._offsets: dict[str, int] = dict(files.read_json(state) or {})
 
     def pump(self, *, last: bool = False) -> None:
-        """Copy on what has been added; with ``last`` an unfinished last line too."""
+        """Copy on what has been added; with ``last`` an unfinished last line too.
+
+        Raises OSError or CannotFindOut when the disk refuses; the next call copies it again.
+        """
+        before = dict(self._offsets)
         lines: list[str] = []
         for label, path in self._sources.items():
             lines += [self._line(label, text) for text in self._new(label, path, last)]
-        if lines:
+        if not lines:
+            return
+        try:
             self._sink.parent.mkdir(parents=True, exist_ok=True)
-            with self._sink.open("a") as sink:
-                sink.write("".join(f"{line}\n" for line in lines))
-            files.write_json(self._state, self._offsets)
+            self._append("".join(f"{line}\n" for line in lines).encode())
+        except OSError:
+            self._offsets = before
+            raise
+        files.write_json(self._state, self._offsets)
+
+    def _append(self, data: bytes) -> None:
+        """Append all of it or nothing: half a line would spoil the next one too."""
+        with self._sink.open("ab", buffering=0) as sink:
+            end = sink.tell()
+            written = sink.write(data)
+            if written != len(data):
+                sink.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._sink))
 
     def _new(self, label: str, path: Path, last: bool) -> Iterator[str]:
         offset = self._offsets.get(label, 0)
@@ -288,6 +341,8 @@ class Live:
     #: Set once nothing of it is left; from then on only its last words are due.
     ended: bool = False
     exit_code: int | None = None
+    #: Why it was signalled; the file that says so may not have been writable.
+    reason: Reason | None = None
 
     def leader_ended(self) -> bool:
         """Tell whether the first process is gone; takes its exit code if it is our child."""
@@ -314,7 +369,6 @@ class Supervisor:
 
     home: Home
     port: PolyaxonPort
-    slots: int = 1
     poll_s: float = POLL_S
     stop_margin_s: float = STOP_MARGIN_S
     live: dict[str, Live] = field(default_factory=dict)
@@ -361,7 +415,7 @@ class Supervisor:
 
     def has_free_slot(self) -> bool:
         """Tell whether fewer runs have living processes than there are slots."""
-        return sum(not one.ended for one in self.live.values()) < self.slots
+        return sum(not one.ended for one in self.live.values()) < self.folder.slots
 
     def shut_down(self) -> None:
         """Stop every run, going or queued, and say so to Polyaxon as far as it answers."""
@@ -386,14 +440,29 @@ class Supervisor:
         try:
             return question()
         except CannotFindOut as error:
-            now = time.monotonic()
-            if now - self._said.get(str(error), -SAY_AGAIN_S) >= SAY_AGAIN_S:
-                self._said[str(error)] = now
-                say(f"going on without an answer: {error}")
+            self.complain(f"going on without an answer: {error}")
             return None
+
+    def complain(self, text: str) -> None:
+        """Say what went wrong; the same once a minute."""
+        now = time.monotonic()
+        if now - self._said.get(text, -SAY_AGAIN_S) >= SAY_AGAIN_S:
+            self._said[text] = now
+            say(text)
+
+    @contextlib.contextmanager
+    def _if_possible(self) -> Iterator[None]:
+        """Go on when the disk refuses something that is good to have but must hold up nothing."""
+        try:
+            yield
+        except (OSError, CannotFindOut) as error:
+            self.complain(f"going on without it: {error}")
 
     def _watch(self, one: Live, statuses: dict[str, str] | None) -> bool:
         """Look after one run; True when it ended or its last words were said."""
+        if statuses is not None and statuses.get(one.record.uuid) == "starting":
+            # Not said when it was started. Nobody must take a run that ran for one that did not.
+            self.asked(lambda: self._post_running(one.record))
         if one.ended:
             return self._finish(one)
         wanted = None if one.signalled_s is not None else self._wanted_end(one, statuses)
@@ -421,9 +490,11 @@ class Supervisor:
     def _signal(self, one: Live, reason: Reason) -> None:
         """Write why, then ask the run's leader to end."""
         record = one.record
-        path = self.folder.reason(record.uuid)
-        if not path.exists():
-            files.write_json(path, {"reason": reason, "at": _now()})
+        one.reason = reason
+        with self._if_possible():
+            path = self.folder.reason(record.uuid)
+            if not path.exists():
+                files.write_json(path, {"reason": reason, "at": _now()})
         one.signalled_s = time.monotonic()
         say(f"run {record.uuid}: {reason}, SIGTERM to {record.pid}")
         leader = processes.read(record.pid)
@@ -432,7 +503,8 @@ class Supervisor:
 
     def _watch_processes(self, one: Live) -> bool:
         """Push on what is left of a run; True when nothing is."""
-        one.tail.pump()
+        with self._if_possible():
+            one.tail.pump()
         now = time.monotonic()
         if not one.leader_ended():
             limit = one.record.stop_s + self.stop_margin_s
@@ -455,28 +527,32 @@ class Supervisor:
         """Say a run's last words to Polyaxon; False when it did not answer, then tried again."""
         record = one.record
         outputs = Path(record.outputs)
-        one.tail.pump(last=True)
+        with self._if_possible():
+            one.tail.pump(last=True)
         if one.exit_code is not None and record.exit_code is None:
-            kept = asdict(record) | {"exit_code": one.exit_code}
-            files.write_json(self.folder.record(record.uuid), kept)
-            one.record = record = Record(**kept)
+            record = replace(record, exit_code=one.exit_code)
+            with self._if_possible():
+                files.write_json(self.folder.record(record.uuid), asdict(record))
+                one.record = record
         log = self.folder.log(record.uuid)
-        if log.exists():
-            outputs.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(log, outputs / "pod.log")
+        with self._if_possible():
+            if log.exists():
+                outputs.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(log, outputs / "pod.log")
         end = files.read_json(outputs / "end.json")
         verdict = judge(
-            reason=self._reason(record.uuid),
+            reason=self._reason(record.uuid) or one.reason,
             end=end,
             exit_code=one.exit_code,
             deadline_s=record.deadline_s,
         )
         if not self._post_end(record.uuid, verdict, end):
             return False
-        files.write_json(
-            self.folder.ended(record.uuid),
-            {"uuid": record.uuid, "exit_code": one.exit_code, "at": _now(), **asdict(verdict)},
-        )
+        with self._if_possible():
+            files.write_json(
+                self.folder.ended(record.uuid),
+                {"uuid": record.uuid, "exit_code": one.exit_code, "at": _now(), **asdict(verdict)},
+            )
         self.folder.record(record.uuid).unlink(missing_ok=True)
         self.folder.offsets(record.uuid).unlink(missing_ok=True)
         del self.live[record.uuid]
@@ -515,19 +591,22 @@ class Supervisor:
         if content is None:
             return False
         try:
-            launch = read_launch(content, self.store)
+            launch = read_launch(content, self.home, run_uuid)
         except ValueError as error:
             return self._refuse(run_uuid, "BadOperation", f"cannot be executed here: {error}")
         if self.asked(lambda: self._post(run_uuid, "starting", "a slot is free")) is None:
             return False
         try:
             one = self._launch(run_uuid, launch)
-        except OSError as error:
+        except (OSError, CannotFindOut) as error:
             return self._refuse(run_uuid, "CannotStart", f"{launch.command[0]}: {error}")
         self.live[run_uuid] = one
         say(f"run {run_uuid}: started, session {one.record.sid}")
-        self.asked(lambda: self._post(run_uuid, "running", f"session {one.record.sid}"))
+        self.asked(lambda: self._post_running(one.record))
         return True
+
+    def _post_running(self, record: Record) -> bool:
+        return self._post(record.uuid, "running", f"session {record.sid}")
 
     def _post(self, run_uuid: str, status: str, message: str) -> bool:
         self.port.post_status(run_uuid, status, "Supervisor", message)
@@ -571,7 +650,13 @@ class Supervisor:
             stop_s=launch.stop_s,
             boot_id=processes.boot_id(),
         )
-        files.write_json(self.folder.record(run_uuid), asdict(record))
+        try:
+            files.write_json(self.folder.record(run_uuid), asdict(record))
+        except CannotFindOut:
+            # Nobody would find it after our own death; and on such a disk it could record nothing.
+            processes.send(processes.session(record.sid, record.start_ticks), signal.SIGKILL)
+            process.wait()
+            raise
         return Live(record, self._tail(run_uuid, launch.outputs), process)
 
     def _settle_unknown(self, run: RunView) -> bool:
@@ -597,7 +682,8 @@ class Supervisor:
                 stop_s=STOP_S,
                 boot_id=processes.boot_id(),
             )
-            files.write_json(self.folder.record(run.uuid), asdict(record))
+            with self._if_possible():
+                files.write_json(self.folder.record(run.uuid), asdict(record))
             self.live[run.uuid] = Live(record, self._tail(run.uuid, outputs))
             say(f"run {run.uuid}: found without a record and adopted, session {leader.session}")
             return True
@@ -615,7 +701,7 @@ class Supervisor:
     def _timeout(self, run_uuid: str) -> float | None:
         content = self.asked(lambda: self.port.content(run_uuid))
         try:
-            return None if content is None else read_launch(content, self.store).timeout_s
+            return None if content is None else read_launch(content, self.home, run_uuid).timeout_s
         except ValueError:
             return None
 
@@ -631,8 +717,9 @@ def _age_s(record: Record) -> float:
 
 
 def say(text: str) -> None:
-    """Write one line to the service's log."""
-    print(f"{_now()} {text}", flush=True)  # noqa: T201
+    """Write one line to the service's log, unless the disk is full."""
+    with contextlib.suppress(OSError):
+        print(f"{_now()} {text}", flush=True)  # noqa: T201
 
 
 def _now() -> str:
@@ -643,27 +730,29 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the service until SIGTERM; 3 when another one holds this state folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--slots", type=int, default=1)
     parser.add_argument("--project", default="memsweep")
     parser.add_argument("--drain", action="store_true", help="end what is left, then leave")
     given = parser.parse_args(arguments)
     home = Home(given.home.resolve())
     try:
         with files.exclusive(Folder(home).lock, wait_s=5, what="supervisor"):
-            return _serve(home, given.slots, given.project, given.drain)
+            return _serve(home, given.project, given.drain)
     except MemsweepError as error:
         say(str(error))
         return error.exit_code
+    except OSError as error:  # Before anything was started; see Supervisor for what comes later.
+        say(f"cannot work: {error}")
+        return CannotFindOut.exit_code
 
 
-def _serve(home: Home, slots: int, project: str, drain: bool) -> int:
+def _serve(home: Home, project: str, drain: bool) -> int:
     from tasks.launch.polyaxon import PolyaxonClient
 
     leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leave.set())
     port = PolyaxonClient(os.environ["POLYAXON_HOST"], project=project, call_s=CALL_S)
-    supervisor = Supervisor(home, port, slots=slots)
+    supervisor = Supervisor(home, port)
     supervisor.adopt()
     if not drain:
         _work(supervisor, leave)
@@ -677,17 +766,22 @@ def _work(supervisor: Supervisor, leave: threading.Event) -> None:
     ready.unlink(missing_ok=True)
     announced = False
     while not leave.is_set():
-        if not announced and supervisor.asked(lambda: _made_ready(supervisor.port)):
-            files.write_json(ready, {"pid": os.getpid(), "at": _now()})
+        if not announced and supervisor.asked(lambda: _made_ready(supervisor, ready)):
             announced = True
-            say(f"ready at {supervisor.port.host}, {supervisor.slots} slot(s)")
-        if not supervisor.step():
+            say(f"ready at {supervisor.port.host}, {supervisor.folder.slots} slot(s)")
+        try:
+            changed = supervisor.step()
+        except OSError as error:
+            supervisor.complain(f"going on after {type(error).__name__}: {error}")
+            changed = False
+        if not changed:
             leave.wait(supervisor.poll_s)
     ready.unlink(missing_ok=True)
 
 
-def _made_ready(port: PolyaxonPort) -> bool:
-    port.ensure_project()
+def _made_ready(supervisor: Supervisor, ready: Path) -> bool:
+    supervisor.port.ensure_project()
+    files.write_json(ready, {"pid": os.getpid(), "at": _now()})
     return True
 
 

@@ -18,8 +18,6 @@ from warehouse.errors import BadInput
 
 PROFILES = Path(polyaxonfiles.__file__).parent / "profiles"
 UNRESOLVED = "unresolved"
-#: The usual places, behind the bench environment: the same on every machine.
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: A run's own deadlines come first; Polyaxon's is the last resort.
 _TIMEOUT_MARGIN_S = 60
 
@@ -96,14 +94,10 @@ def parameters(home: Home, profile: Profile, model: str) -> dict[str, str]:
     """Return the places a run of this model needs on this target, by the component's inputs."""
     if not profile.is_embedded:
         return {"model_path": f"{profile.models}/{model}"}
-    bench = environments.python(home, "bench")
     return {
+        **environments.places(home),
         "model_path": str((Path(profile.models) if profile.models else home.models) / model),
-        "engine_bin": str(environments.python(home, "engine").parent),
-        "bench_python": str(bench),
         "code": str(environments.stage_pod_code(home)),
-        "cache_folder": str(home.cache / "engine"),
-        "path": f"{bench.parent}:{_SYSTEM_PATH}",
     }
 
 

@@ -17,13 +17,13 @@ from tasks.launch import polyaxon, port
 from tasks.launch.polyaxon import CREATE_S, PolyaxonClient
 from tasks.launch.port import Condition, RunUnknown
 from tasks.launch.settings import _DATABASE_OPTIONS
-from tests.double import programs
 from warehouse.errors import CannotFindOut, ServiceDown
 
 # Polyaxon's own models, at their import.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 UUID = "00000000-0000-0000-0000-000000000001"
+Answer = tuple[int, object]
 
 
 class Answers:
@@ -162,11 +162,11 @@ def test_a_condition_is_one_typed_thing_with_times_in_utc(server: Answers) -> No
     assert set(condition.to_json()) == {"type", "reason", "message", "at", "updated_at"}
 
 
-MISSING = (404, {"detail": "Artifact not found"})
-TREE_ERROR = (200, {"files": {}, "dirs": [], "error": "Could not list path"})
-ROOT = (200, {"files": {}, "dirs": ["outputs", "plxlogs"]})
-EMPTY = (200, {"files": {}, "dirs": []})
-NEVER_ASKED = (500, {})
+MISSING: Answer = (404, {"detail": "Artifact not found"})
+TREE_ERROR: Answer = (200, {"files": {}, "dirs": [], "error": "Could not list path"})
+ROOT: Answer = (200, {"files": {}, "dirs": ["outputs", "plxlogs"]})
+EMPTY: Answer = (200, {"files": {}, "dirs": []})
+NEVER_ASKED: Answer = (500, {})
 
 
 def fetched(server: Answers, folder: Path, *statuses: str, **answers: tuple[int, object]) -> object:
@@ -228,6 +228,10 @@ def test_what_killed_fetches_left_is_cleared_away(server: Answers, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [".fetch-young", "into"]
 
 
+#: Created as it is: nothing here looks into it.
+OPERATION: dict[str, object] = {"version": 1.1, "kind": "operation", "hubRef": "none"}
+
+
 def created(number: int) -> dict[str, object]:
     meta = {"cell_key": "ab12", "memsweep": "cell"}
     uuid = f"{number:032x}"
@@ -238,7 +242,7 @@ def test_creating_waits_longer_than_the_servers_database_does(server: Answers) -
     server.planned = [(201, created(1))]
     server.delays = [1.5]
     client = PolyaxonClient(server.host, call_s=1.0)
-    view = client.create(operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"})
+    view = client.create(operation=OPERATION, name="n", meta={"cell_key": "ab12"})
     assert view.uuid == UUID
     assert [one for one in server.asked if one.startswith("POST")] == server.asked[:1]
     assert json.loads(_DATABASE_OPTIONS)["timeout"] < CREATE_S
@@ -252,12 +256,7 @@ def test_a_run_of_a_lost_answer_that_shows_late_is_taken_and_not_made_again(
     late = (200, {"count": 1, "results": [created(1)]})
     server.planned = [(503, {}), nothing, late, (200, created(1))]
     client = PolyaxonClient(server.host)
-    assert (
-        client.create(
-            operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"}
-        ).uuid
-        == UUID
-    )
+    assert client.create(operation=OPERATION, name="n", meta={"cell_key": "ab12"}).uuid == UUID
     assert len([one for one in server.asked if one.startswith("POST")]) == 1
 
 
@@ -269,10 +268,5 @@ def test_of_two_runs_that_a_repeated_request_made_the_oldest_is_returned(
     both = (200, {"count": 2, "results": [created(1), created(2)]})
     server.planned = [(503, {}), nothing, (201, created(2)), both, (200, created(1))]
     client = PolyaxonClient(server.host)
-    assert (
-        client.create(
-            operation=programs.operation("pass"), name="n", meta={"cell_key": "ab12"}
-        ).uuid
-        == UUID
-    )
+    assert client.create(operation=OPERATION, name="n", meta={"cell_key": "ab12"}).uuid == UUID
     assert len([one for one in server.asked if one.startswith("POST")]) == 2

@@ -34,7 +34,7 @@ class Site:
 
     def submit(self, name: str, code: str, *, timeout: int = 60) -> str:
         meta = {"cell_key": f"k{time.time_ns()}", "round": "a:b", "repeat": "1", "attempt": "1"}
-        operation = programs.operation(code, timeout=timeout)
+        operation = programs.operation(code, self.home, timeout=timeout)
         return self.polyaxon.create(operation=operation, name=name, meta=meta).uuid
 
     def until(self, run: str, *statuses: str, seconds: float = 40) -> RunView:
@@ -113,7 +113,7 @@ def test_a_deadline_and_a_stop_are_told_apart(site: Site) -> None:
 
 def test_forty_runs_created_by_ten_writers_at_once_are_all_there(site: Site) -> None:
     key = f"many{time.time_ns()}x"
-    operation = programs.operation("pass")
+    operation = programs.operation("pass", site.home)
 
     def create(number: int) -> str:
         meta = {"cell_key": key, "round": "r", "repeat": str(number), "attempt": "1"}

@@ -15,7 +15,7 @@ import pytest
 
 from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import services
+from tasks.launch import services, supervisor
 from warehouse.errors import BadInput, ServiceDown
 
 #: A server that answers 200 to everything, with a child as a real one may have.
@@ -194,3 +194,38 @@ def test_a_state_of_another_boot_is_no_running_service(home: Home) -> None:
     files.write_json(home.services / "prefect" / "state.json", entry)
     assert services.status(home)[0].state == "down"
     assert services.down(home) == [], "and nothing of this boot is ended"
+
+
+@pytest.mark.usefixtures("programs")
+def test_there_is_no_endpoint_where_nothing_answers(home: Home) -> None:
+    assert services.endpoints(home) is None
+    ends = services.up(home, progress=quiet)
+    assert services.endpoints(home) == ends
+    polyaxon = pids(home)["polyaxon"]
+    assert polyaxon is not None
+    os.kill(polyaxon, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while services.endpoints(home) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert services.keep_alive(home) == ["polyaxon"], "on the port that was recorded"
+    assert services.endpoints(home) == ends
+    services.down(home)
+    assert services.endpoints(home) is None
+
+
+@pytest.mark.usefixtures("programs")
+def test_slots_are_changed_while_nothing_runs(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, told = supervisor.Folder(home), list[str]()
+    services.up(home, progress=quiet)
+    assert folder.slots == 1
+    before = pids(home)["supervisor"]
+    services.up(home, slots=2, progress=quiet)
+    assert folder.slots == 2
+    monkeypatch.setattr(services, "live_runs", lambda _: ["a run"])
+    services.up(home, slots=1, progress=told.append)
+    assert folder.slots == 2
+    assert "keeps 2 slot(s)" in told[0]
+    assert pids(home)["supervisor"] == before, "a restart would stop what waits"
+    with pytest.raises(BadInput, match="at least 1"):
+        services.up(home, slots=0, progress=quiet)

@@ -42,7 +42,7 @@ def test_every_run_is_started_once_and_ends_once_whenever_the_supervisor_dies(
     try:
         runs = [
             port.create(
-                operation=programs.operation(COUNTED + programs.END),
+                operation=programs.operation(COUNTED + programs.END, home),
                 name="soak",
                 meta={"cell_key": f"soak{n}x", "round": "r", "repeat": str(n), "attempt": "1"},
             ).uuid

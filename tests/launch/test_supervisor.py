@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tasks import files, processes
 from tasks.home import Home
-from tasks.launch import supervisor
-from tasks.launch.settings import artifacts_root
+from tasks.launch import environments, supervisor, target
 from tasks.launch.supervisor import Folder, Record, Supervisor, Tail, judge, read_launch
 from tests.double import programs
 from tests.double.polyaxon_double import PolyaxonDouble
+from warehouse.errors import CannotFindOut
 
 
 @pytest.fixture
@@ -40,11 +44,11 @@ class Bench:
 
     def add(self, code: str, *, timeout: int = 60, status: str = "compiled") -> str:
         run_uuid = str(uuid.uuid4())
-        content = programs.compiled(code, artifacts_root(self.home), run_uuid, timeout=timeout)
+        content = programs.compiled(code, self.home, run_uuid, timeout=timeout)
         return self.polyaxon.add(content, run_uuid, status)
 
     def outputs(self, run_uuid: str) -> Path:
-        return artifacts_root(self.home) / run_uuid.replace("-", "") / "outputs"
+        return programs.outputs(self.home, run_uuid)
 
     def record(self, run_uuid: str) -> Record:
         value = files.read_json(Folder(self.home).record(run_uuid))
@@ -109,7 +113,7 @@ def test_the_environment_is_the_operations_own_and_holds_no_secret(
     assert {"SOME_TOKEN", "PYTHONDONTWRITEBYTECODE"}.isdisjoint(told)
     assert told["MEMSWEEP_RUN_UUID"] == run
     assert told["MEMSWEEP_REASON_FILE"] == str(Folder(bench.home).reason(run))
-    assert json.loads(told["MEMSWEEP_CELL"]) == {"limits": {"stop_s": 0.5}}
+    assert json.loads(told["MEMSWEEP_CELL"]) == programs.CELL
 
 
 def test_a_deadline_ends_the_run_and_says_why_before_the_signal(bench: Bench) -> None:
@@ -291,19 +295,71 @@ def test_a_run_of_another_boot_is_over(bench: Bench) -> None:
 def test_an_operation_that_cannot_be_executed_fails_with_the_reason(bench: Bench) -> None:
     missing = bench.polyaxon.add({"run": {"container": {}}}, str(uuid.uuid4()))
     bench.until_status(missing, "failed")
-    assert "no command" in bench.polyaxon.statuses[missing][-1][2]
-    run = str(uuid.uuid4())
-    content = programs.compiled("pass", artifacts_root(bench.home), run)
-    content["run"]["container"]["command"] = ["/no/such/program"]  # type: ignore[index]
-    bench.polyaxon.add(content, run)
+    assert bench.polyaxon.statuses[missing][-1][1] == "BadOperation"
+    assert "the command 'none'" in bench.polyaxon.statuses[missing][-1][2]
+    run = bench.add("pass")
+    environments.python(bench.home, "bench").unlink()
     bench.until_status(run, "failed")
     assert bench.polyaxon.statuses[run][-1][1] == "CannotStart"
 
 
-def test_outputs_outside_the_store_are_refused(tmp_path: Path) -> None:
-    content = programs.compiled("pass", tmp_path / "elsewhere", "u")
-    with pytest.raises(ValueError, match="outside the artifacts store"):
-        read_launch(json.dumps(content), tmp_path / "store")
+def env(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """Return a change of one variable of a container, or one more variable."""
+
+    def change(container: dict[str, Any]) -> None:
+        container["env"] = [one for one in container["env"] if one["name"] != name]
+        container["env"].append({"name": name, "value": value})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c.update(command=["touch", "/tmp/x"]), "command 'touch /tmp/x'"),
+        (lambda c: c.update(command=["python", "-c", "pass"]), "command 'python -c pass'"),
+        (lambda c: c.update(args=["more"]), "tasks.pod more'"),
+        (lambda c: c["env"].pop(0), "MEMSWEEP_CELL"),
+        (env("LD_PRELOAD", "/tmp/evil.so"), "LD_PRELOAD"),
+        (env("PATH", "/tmp/evil"), "PATH is '/tmp/evil'"),
+        (env("MEMSWEEP_BENCH_PYTHON", "/tmp/evil"), "MEMSWEEP_BENCH_PYTHON"),
+        (env("MEMSWEEP_ENGINE_BIN", "/tmp/evil"), "MEMSWEEP_ENGINE_BIN"),
+        (env("PYTHONPATH", "/tmp/evil"), "no folder of the staged code"),
+        (env("PYTHONPATH", f"/tmp/evil:{'0' * 64}"), "no folder of the staged code"),
+        (env("MEMSWEEP_OUTPUTS", "/tmp/outputs"), "MEMSWEEP_OUTPUTS is '/tmp/outputs'"),
+    ],
+)
+def test_whoever_reaches_the_port_gets_no_command_of_his_own_executed(
+    bench: Bench, change: Callable[[dict[str, Any]], object], told: str
+) -> None:
+    run = str(uuid.uuid4())
+    content: dict[str, Any] = programs.compiled(programs.END, bench.home, run)
+    change(content["run"]["container"])
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read_launch(json.dumps(content), bench.home, run)
+    bench.polyaxon.add(content, run)
+    bench.until_status(run, "failed")
+    assert bench.polyaxon.statuses[run][-1][1] == "BadOperation"
+    assert not bench.outputs(run).exists(), "nothing was started"
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '{"run": {"container": {"env": ["x"]}}}'])
+def test_an_operation_of_another_form_is_told_as_such(home: Home, content: str) -> None:
+    with pytest.raises(ValueError, match="wanted"):
+        read_launch(content, home, str(uuid.uuid4()))
+
+
+def test_what_a_target_submits_is_executed_here(home: Home) -> None:
+    """The shape that is accepted is the one that is submitted, by the same component."""
+    run, profile = str(uuid.uuid4()), target.load("local")
+    submitted = target.parameters(home, profile, "tiny-qwen3")
+    content: dict[str, Any] = programs.compiled("pass", home, run)
+    for one in content["run"]["container"]["env"]:
+        if one["name"] == "PYTHONPATH":
+            one["value"] = submitted["code"]
+    launch = read_launch(json.dumps(content), home, run)
+    assert launch.command == [submitted["bench_python"], "-P", "-m", "tasks.pod"]
+    assert {submitted["engine_bin"], submitted["path"]} <= set(launch.environment.values())
 
 
 @pytest.mark.parametrize(
@@ -358,3 +414,109 @@ def test_records_of_ended_runs_are_no_records(home: Home) -> None:
     files.write_json(folder.ended("c"), {"uuid": "c"})
     files.write_json(folder.reason("d"), {"reason": "stop"})
     assert [one.uuid for one in folder.records()] == ["b", "a"]
+
+
+@pytest.fixture
+def full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Turn a full disk on and off for all that the supervisor writes."""
+    state = {"full": False}
+    real_open, write_text = Path.open, files.write_text
+
+    def refuse(path: Path) -> None:
+        if state["full"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def full_open(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if set(mode) & set("wax+"):
+            refuse(path)
+        return real_open(path, mode, *more, **named)
+
+    def full_write(path: Path, text: str) -> None:
+        try:
+            refuse(path)
+        except OSError as error:
+            raise CannotFindOut(f"{path}: cannot be written") from error
+        write_text(path, text)
+
+    def full_copy(source: Path, into: Path) -> Path:
+        refuse(into)
+        return into
+
+    monkeypatch.setattr(Path, "open", full_open)
+    monkeypatch.setattr(files, "write_text", full_write)
+    monkeypatch.setattr(shutil, "copyfile", full_copy)
+    return lambda full: state.update(full=full)
+
+
+@pytest.mark.parametrize(("ask", "status"), [("stop", "stopped"), ("timeout", "failed")])
+def test_a_full_disk_holds_up_no_signal_and_no_last_words(
+    bench: Bench, full_disk: Callable[[bool], None], ask: str, status: str
+) -> None:
+    talkative = "import time\nwhile True:\n    print('line', flush=True)\n    time.sleep(0.02)"
+    run = bench.add(talkative, timeout=1 if ask == "timeout" else 60)
+    bench.until_status(run, "running")
+    record = bench.record(run)
+    full_disk(True)
+    if ask == "stop":
+        bench.polyaxon.stop(run)
+    bench.until_status(run, status)
+    assert processes.session(record.sid, record.start_ticks) == []
+    assert bench.polyaxon.statuses[run][-1][1].lower() == ask, "the reason was kept in mind"
+    full_disk(False)
+    after = bench.add(programs.END)
+    bench.until_status(after, "succeeded")
+
+
+def test_a_run_that_cannot_be_recorded_does_not_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write_text = bench.add(programs.SLEEP), files.write_text
+
+    def refuse(path: Path, text: str) -> None:
+        if path == Folder(bench.home).record(run):
+            raise CannotFindOut(f"{path}: cannot be written")
+        write_text(path, text)
+
+    monkeypatch.setattr(files, "write_text", refuse)
+    bench.until_status(run, "failed")
+    assert bench.polyaxon.statuses[run][-1][1] == "CannotStart"
+    assert processes.marked(supervisor.RUN_VARIABLE, run) == []
+
+
+def test_lines_that_the_disk_refused_are_copied_later(tmp_path: Path) -> None:
+    source, sink = tmp_path / "a.log", tmp_path / "out.jsonl"
+    source.write_text("one\n")
+    sink.mkdir()
+    tail = Tail("u", {"run": source}, sink, tmp_path / "state.json")
+    with pytest.raises(OSError, match="directory"):
+        tail.pump()
+    sink.rmdir()
+    tail.pump()
+    assert [json.loads(line)["value"] for line in sink.read_text().splitlines()] == ["one"]
+
+
+def test_a_run_is_called_running_though_that_was_lost_at_first(bench: Bench) -> None:
+    run = bench.add("import time; time.sleep(0.5)\n" + programs.END)
+    post = bench.polyaxon.post_status
+    lost: list[str] = []
+
+    def lossy(run_uuid: str, status: str, reason: str, message: str) -> None:
+        if status == "running" and not lost:
+            lost.append(run_uuid)
+            raise CannotFindOut("lost")
+        post(run_uuid, status, reason, message)
+
+    bench.polyaxon.post_status = lossy  # type: ignore[method-assign]
+    bench.until_status(run, "succeeded")
+    assert bench.polyaxon.names(run) == ["compiled", "starting", "running", "succeeded"]
+    assert lost == [run]
+
+
+def test_another_number_of_slots_takes_effect_without_a_restart(bench: Bench) -> None:
+    first, second = bench.add(programs.SLEEP), bench.add(programs.SLEEP)
+    bench.until_status(first, "running")
+    for _ in range(3):
+        bench.supervisor.step()
+    assert bench.polyaxon.status(second) == "compiled"
+    files.write_json(Folder(bench.home).settings, {"slots": 2})
+    bench.until_status(second, "running")
