@@ -7,6 +7,7 @@ planning and parsing answer at once.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -72,6 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character gets a question mark, not a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     command = typer.main.get_command(build())
     try:
         result = command.main(
@@ -79,37 +84,41 @@ def run(arguments: Sequence[str] | None = None) -> int:
             prog_name="memsweep",
             standalone_mode=False,
         )
-    except typer.TyperException as error:
-        if words := _one_line(error):  # empty when help was printed for want of arguments
-            say(f"memsweep: {words}; see: memsweep --help")
-        return 2
-    except (typer.Abort, KeyboardInterrupt):
-        say("memsweep: interrupted")
-        return 130
-    except typer.Exit as error:
-        return error.exit_code
-    except MemsweepError as error:
-        say(f"memsweep: {error}")
-        return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (`memsweep runs | head`): not a fault. Python would
         # complain once more when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        say(f"memsweep: {where}{error.strerror or error}")
-        return 3
-    except Exception as error:
-        if os.environ.get("MEMSWEEP_TRACEBACK"):
-            raise
-        what = " ".join(str(error).split())[:500]
-        say(
-            f"memsweep: {type(error).__name__}: {what} "
-            "(not foreseen; MEMSWEEP_TRACEBACK=1 shows where)"
-        )
-        return 3
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
+        return _told(error)
     return result if isinstance(result, int) else 0
+
+
+def _told(error: BaseException) -> int:
+    """Say in one line what went wrong and return the exit code; no traceback for users."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case typer.Abort() | KeyboardInterrupt():
+            say("memsweep: interrupted")
+            return 130
+        case typer.TyperException():
+            if words := _one_line(error):  # empty when help was printed for want of arguments
+                say(f"memsweep: {words}; see: memsweep --help")
+            return 2
+        case MemsweepError():
+            say(f"memsweep: {' '.join(str(error).split())}")
+            return error.exit_code
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            say(f"memsweep: {where}{error.strerror or error}")
+            return 3
+    if os.environ.get("MEMSWEEP_TRACEBACK"):
+        raise error
+    what = " ".join(str(error).split())[:500]
+    kind = type(error).__name__
+    say(f"memsweep: {kind}: {what} (not foreseen; MEMSWEEP_TRACEBACK=1 shows where)")
+    return 3
 
 
 def _one_line(error: typer.TyperException) -> str:

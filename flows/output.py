@@ -17,9 +17,6 @@ from rich.text import Text
 
 from tasks.pins import JSON_FORMAT
 
-#: Talk: progress, notes, errors.
-console = Console(stderr=True, highlight=False, soft_wrap=True)
-
 
 def emit_json(value: Mapping[str, object]) -> None:
     """Print one JSON object on stdout, ``"format"`` first (keys are only ever added)."""
@@ -32,8 +29,13 @@ def emit_text(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of talk on stderr; markup characters in it stay text."""
-    console.print(Text(text))
+    """Print a line of talk on stderr, whole whatever the terminal's width."""
+    # Lines of a log can hold control characters; none of them may steer a terminal.
+    shown = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    sys.stderr.write(shown + "\n")
+    sys.stderr.flush()
 
 
 def print_table(

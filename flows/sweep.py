@@ -262,12 +262,12 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
     one's bundle is still being sealed.
     """
     measuring, round_ = context.measuring, context.round
-    try:
-        view, adopted = find_or_create(measuring, run)
-        say(f"  {run.cell.label}: run {view.uuid} {'adopted' if adopted else 'created'}")
-        view = wait_until_final(measuring, run, view)
-    finally:
-        release()
+    view, adopted = find_or_create(measuring, run)
+    say(f"  {run.cell.label}: run {view.uuid} {'adopted' if adopted else 'created'}")
+    view = wait_until_final(measuring, run, view)
+    # Not in a `finally`: after a fault the slot is free when the task has ended, and is seen to
+    # have broken then, so that no further cell is started.
+    release()
     state = round_.state(run.cell.cell_key, run.repeat)
     if state is None:
         raise CannotFindOut(f"round {round_.id}: the record of {run.cell.label} is gone")
@@ -315,10 +315,18 @@ _one_ingest = threading.Lock()
 
 
 def _publish(context: Context, run_uuid: str) -> None:
-    """Ingest and publish one bundle; a warehouse that cannot be had loses nothing."""
+    """Ingest and publish one bundle.
+
+    A warehouse that is busy or cannot be written loses nothing: the bundle is taken in later, at
+    the latest when the flow ends. One that the warehouse refuses is a fault.
+    """
     home = context.measuring.home
     with _one_ingest:
         try:
-            record.ingest(home, [home.bundles / run_uuid])
+            report = record.ingest(home, [home.bundles / run_uuid])
         except MemsweepError as error:
             say(f"  run {run_uuid}: sealed, but not in the warehouse yet ({error})")
+            return
+    if report.quarantined:
+        refused = report.quarantined[0]
+        raise CannotFindOut(f"run {run_uuid}: refused by the warehouse: {refused.reason}")

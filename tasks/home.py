@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from warehouse.errors import BadInput
+
 VARIABLE = "MEMSWEEP_HOME"
 
 
@@ -17,8 +19,19 @@ class Home:
 
     @classmethod
     def find(cls) -> Home:
-        """Return the state folder in force; it need not exist yet."""
-        return cls(Path(os.environ.get(VARIABLE) or ".memsweep").expanduser().resolve())
+        """Return the state folder in force; it need not exist yet.
+
+        Raises :class:`BadInput` where it cannot be a folder.
+        """
+        text = os.environ.get(VARIABLE) or ".memsweep"
+        try:
+            root = Path(text).expanduser().resolve()
+            existing = next(path for path in (root, *root.parents) if path.exists())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise BadInput(f"{VARIABLE} is {text[:200]!r}: not a usable path ({error})") from error
+        if not existing.is_dir():
+            raise BadInput(f"{VARIABLE} is {text[:200]!r}: {existing} is no folder")
+        return cls(root)
 
     @property
     def envs(self) -> Path:

@@ -133,12 +133,18 @@ def find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, bool
 
 
 def _attempt(round_: Round, run: PlannedRun) -> RepeatState:
-    """Return the state to go on from: the recorded one, or a further attempt's."""
+    """Return the state to go on from: the recorded one, or a further attempt's.
+
+    A repeat whose sealed bundle is gone or changed is measured again: collecting the old run a
+    second time would give another bundle than the one in the ledger.
+    """
     key = run.cell.cell_key
     state = round_.state(key, run.repeat)
     if state is None:
         return RepeatState(key, run.repeat, attempt=1, run_uuid=None, prediction_sha256=None)
-    if state.manifest_sha256 is not None and state.to_be_repeated:
+    if state.manifest_sha256 is None:
+        return state
+    if state.to_be_repeated or round_.sealed(key, run.repeat) is None:
         return RepeatState(
             key, run.repeat, attempt=state.attempt + 1, run_uuid=None, prediction_sha256=None
         )

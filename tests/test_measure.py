@@ -131,6 +131,18 @@ def test_what_was_not_found_out_is_measured_again_as_a_further_attempt(
     assert find_or_create(measuring, run) == (second, True)
 
 
+def test_a_repeat_whose_bundle_is_gone_is_measured_again(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    first, _ = find_or_create(measuring, run)
+    state = measuring.round.state(run.cell.cell_key, 1)
+    assert state is not None
+    measuring.round.save(replace(state, outcome="ok", manifest_sha256="0" * 64))
+    second, adopted = find_or_create(measuring, run)
+    assert not adopted
+    assert (second.uuid != first.uuid, second.meta_info["attempt"]) == (True, "2")
+
+
 def test_an_outage_is_waited_through(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "OUTAGE_POLL_S", 0.001)
     port = FakePolyaxon(script={"*": ["running", "succeeded"]})

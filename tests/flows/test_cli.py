@@ -111,3 +111,58 @@ def test_looking_ahead_imports_no_service(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("home", ["FILE", "FILE/below", "~no-such-user-here/x", "x" * 5000])
+@pytest.mark.parametrize("command", [["run", "demo"], ["status"], ["rebuild"], ["setup"]])
+def test_a_state_folder_that_cannot_be_is_bad_input(
+    home: str,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("MEMSWEEP_HOME", home.replace("FILE", str(file)))
+    assert cli.run(command) == 2
+    err = capsys.readouterr().err
+    assert "MEMSWEEP_HOME" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_unforeseen_fault_is_one_line_and_exit_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows.commands import planning
+
+    def broken(name: str) -> tuple[str, str]:
+        raise RuntimeError(f"a\nfault of {name}\x1b[31m")
+
+    monkeypatch.setattr(planning, "find_sweep", broken)
+    assert cli.run(["plan", "demo"]) == 3
+    err = capsys.readouterr().err
+    assert "RuntimeError: a fault of demo" in err
+    assert "\x1b" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_output_that_cannot_be_encoded_is_replaced(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "runs"],
+        cwd=Path(__file__).parents[2],
+        env={
+            "MEMSWEEP_HOME": str(tmp_path / "é"),
+            "PATH": "/usr/bin:/bin",
+            "LC_ALL": "C",
+            "PYTHONIOENCODING": "ascii",
+            "PYTHONUTF8": "0",
+            "COLUMNS": "0",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("memsweep: ")
