@@ -209,7 +209,7 @@ def test_filters_and_names_are_bound_or_refused(snapshot: Path, value: str) -> N
     with pytest.raises(BadInput, match="is unknown"):
         run_named(snapshot, value, {})
     with pytest.raises(BadInput, match="is unknown"):
-        run_named(snapshot, "runs", {value: "x"})
+        run_named(snapshot, "runs_wide", {value: "x"})
 
 
 def test_runs_are_found_by_filters_newest_first(snapshot: Path) -> None:
