@@ -1,8 +1,8 @@
 """Makes the environments that cannot share one dependency set: engine, bench, Polyaxon server.
 
 Each is a folder under the state folder's ``envs/`` with ``memsweep-environment.json`` written last:
-an environment without that file, or with another lock's sha256 in it, is made anew (uv's cache
-makes that quick), so a kill at any moment never leaves a half environment in use.
+an environment without that file, or with another lock's sha256 or another torch in it, is made
+anew (uv's cache makes that quick), so a kill at any moment never leaves a half environment in use.
 
 Not tried on a real GPU host: the engine for ``device="cuda"`` (the pinned ``vllm``).
 """
@@ -39,6 +39,8 @@ LOCKS = Path(polyaxonfiles.__file__).parent / "locks"
 MARKER = "memsweep-environment.json"
 MARKER_FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+#: Not in the engine's lock: their wheels differ by source.
+_TORCH = {"torch": pins.TORCH_VERSION, "torchvision": pins.TORCHVISION_VERSION}
 #: What is preferred: the locks are resolved for it and CPU wheels of torch exist for it everywhere.
 PYTHON = "3.11"
 
@@ -102,14 +104,29 @@ def lock_sha256(name: str, device: Device = "cpu") -> str:
 
 
 def is_complete(home: Home, name: Name, device: Device = "cpu") -> bool:
-    """Tell whether an environment was made to its end from the lock in force."""
+    """Tell whether an environment was made to its end from the lock and pins in force."""
     marker = files.read_json(folder(home, name) / MARKER)
     return (
         marker is not None
         and marker.get("format") == MARKER_FORMAT
         and marker.get("lock_sha256") == lock_sha256(name, device)
+        and (not _has_own_torch(name, device) or _torch_as_pinned(marker))
         and python(home, name).exists()
     )
+
+
+def _has_own_torch(name: Name, device: Device) -> bool:
+    """Tell whether torch is installed beside the lock, which then says nothing about it."""
+    return (name, device) == ("engine", "cpu")
+
+
+def _torch_as_pinned(marker: dict[str, Any]) -> bool:
+    try:
+        packages = marker["torch"]["packages"]
+        found = {name: str(packages[name]["version"]).partition("+")[0] for name in _TORCH}
+    except (KeyError, TypeError):
+        return False
+    return found == _TORCH
 
 
 def missing(
@@ -227,7 +244,7 @@ class _Build:
             "device": self.device,
             "lock_sha256": lock_sha256(self.name, self.device),
         }
-        own_torch = (self.name, self.device) == ("engine", "cpu")
+        own_torch = _has_own_torch(self.name, self.device)
         if own_torch:
             marker["torch"] = self._install_torch()
         self._stage("installing the locked packages, compiling byte code")
@@ -269,7 +286,7 @@ class _Build:
 
     def _install_torch(self) -> dict[str, Any]:
         """Install torch and torchvision by exact version from wherever this machine offers them."""
-        wanted = [f"torch=={pins.TORCH_VERSION}", f"torchvision=={pins.TORCHVISION_VERSION}"]
+        wanted = [f"{name}=={version}" for name, version in _TORCH.items()]
         report = self.home.envs / f".{self.name}-torch.json"
         if self._pip_offers_cpu_torch():
             source = "pip"
@@ -294,7 +311,7 @@ class _Build:
                     "wheel_sha256": wheels.get(name),
                     "files_sha256": installed_files_sha256(self._site_packages(), name),
                 }
-                for name in ("torch", "torchvision")
+                for name in _TORCH
             },
         }
 
@@ -462,7 +479,14 @@ def declare_torchvision_schemas(site_packages: Path) -> None:
 
 
 #: What the run's own code needs of this project beside its folder; standard library only.
-POD_MODULES = ("__init__.py", "answers.py", "canonical.py", "processes.py", "prompts.py")
+POD_MODULES = (
+    "__init__.py",
+    "answers.py",
+    "canonical.py",
+    "processes.py",
+    "revision.py",
+    "prompts.py",
+)
 
 
 def is_staged(home: Home, code: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks import files
+from tasks import revision as revisions
 from tasks.canonical import content_key, sha256_file
 from tasks.home import Home
 from tasks.launch import environments
@@ -21,8 +22,6 @@ from tasks.launch.settings import run_environment
 from warehouse.errors import BadInput, CannotFindOut
 
 NAMES = ("tiny-qwen3", "tiny-qwen35")
-#: Written last into a model's folder; not part of the revision it names.
-MARKER = "memsweep-model.json"
 _DATA = Path(__file__).parent / "data"
 _SCRIPT = Path(__file__).parent / "make_model.py"
 #: 20 to 60 s were seen on a busy machine of 2 cores.
@@ -51,25 +50,21 @@ def folder(home: Home, name: str) -> Path:
 
 def revision(home: Home, name: str) -> str | None:
     """Return ``sha256:…`` over the model's files, None while it is not generated (or outdated)."""
-    marker = files.read_json(folder(home, name) / MARKER)
+    marker = files.read_json(folder(home, name) / revisions.MARKER)
     if marker is None or not is_generated(name) or marker.get("recipe") != _recipe(name):
         return None
     value = marker.get("revision")
     return value if isinstance(value, str) else None
 
 
-def listing_revision(place: Path) -> str:
-    """Return ``sha256:…`` of the canonical listing (file name, sha256) of a model's folder."""
-    listing = {
-        str(path.relative_to(place)): sha256_file(path)
-        for path in place.rglob("*")
-        if path.is_file() and path.name != MARKER
-    }
-    return f"sha256:{content_key(listing)}"
+def _is_whole(home: Home, name: str) -> bool:
+    """Tell whether the model is there and its files are still those its revision names."""
+    stated = revision(home, name)
+    return stated is not None and stated == revisions.of(revisions.listing(folder(home, name)))
 
 
 def ensure(home: Home, name: str, *, progress: Callable[[str], None]) -> Path:
-    """Generate the model unless it is there; return its folder.
+    """Generate the model unless it is there, whole and unchanged; return its folder.
 
     Needs the engine environment. A kill leaves at most a temporary folder, which the next call
     removes; two calls at once generate it once.
@@ -79,10 +74,12 @@ def ensure(home: Home, name: str, *, progress: Callable[[str], None]) -> Path:
         CannotFindOut: the generation failed.
     """
     _config_file(name)
-    if revision(home, name) is not None:
+    if _is_whole(home, name):
         return folder(home, name)
     with files.exclusive(home.models / f".{name}.lock", wait_s=900, what=f"model {name}"):
-        if revision(home, name) is None:
+        if not _is_whole(home, name):
+            if revision(home, name) is not None:
+                progress(f"{name}: its files are not those of its revision")
             _generate(home, name, progress)
     return folder(home, name)
 
@@ -127,8 +124,11 @@ def _generate(home: Home, name: str, progress: Callable[[str], None]) -> None:
     if done.returncode != 0:
         last = " / ".join(done.stderr.strip().splitlines()[-3:])
         raise CannotFindOut(f"model {name}: the generation ended with {done.returncode}: {last}")
-    made = listing_revision(temporary)
-    files.write_json(temporary / MARKER, {"name": name, "revision": made, "recipe": _recipe(name)})
+    made = revisions.of(revisions.listing(temporary))
+    if made is None:
+        raise CannotFindOut(f"model {name}: the generation left no files in {temporary}")
+    marker = {"name": name, "revision": made, "recipe": _recipe(name)}
+    files.write_json(temporary / revisions.MARKER, marker)
     target = folder(home, name)
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)

@@ -35,6 +35,8 @@ FLAGS: dict[str, str] = {
 
 #: What a child may inherit. No PYTHON*, no VLLM_*, no proxy, no token: none of them is in the cell.
 INHERITED = (
+    # The run's mark: by it whoever ends what a killed run left finds what left its session too.
+    "MEMSWEEP_RUN_UUID",
     "PATH",
     "HOME",
     "USER",

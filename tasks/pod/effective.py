@@ -40,6 +40,17 @@ def compare(
     return checks
 
 
+def compare_model(cell: Cell, revision: object) -> dict[str, object]:
+    """Return the check of the model's files against the pin.
+
+    ``unknown`` where the pin is no hash of files (a commit of a hub), or a file is too large to be
+    hashed before every start.
+    """
+    pinned = cell.model_revision
+    hashed = pinned is not None and pinned.startswith("sha256:")
+    return _check("model_revision", pinned, revision if hashed else None)
+
+
 def mismatches(checks: list[dict[str, object]]) -> list[str]:
     """Return the checks that differ, as text."""
     return [

@@ -11,11 +11,12 @@ import os
 import platform
 from pathlib import Path
 
+from tasks import revision
 from tasks.pod.gpu import Gpus
 from tasks.pod.inputs import Inputs
 from tasks.pod.processes import memory_bytes
 
-#: Files that say what a model is. Weights are listed by name and size: hashing them takes minutes.
+#: Files that say what a model is.
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",
@@ -48,16 +49,19 @@ def describe(inputs: Inputs, gpus: Gpus | None, no_gpu: str | None) -> dict[str,
 
 
 def describe_model(folder: Path) -> dict[str, object]:
-    """Return sha256 of the small files and name and size of the weights."""
+    """Return what the folder holds: its revision, the sha256 of the files that say what it is, the
+    weights with size and sha256. ``None``: too large to be hashed before every start.
+    """
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
+    hashes = revision.listing(folder, max_bytes=revision.MAX_BYTES)
     return {
         "path_name": folder.name,
-        "sha256": {
-            name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            for name in _MODEL_FILES
-            if (folder / name).is_file()
-        },
-        "weights": [{"name": path.name, "bytes": path.stat().st_size} for path in weights],
+        "revision": revision.of(hashes),
+        "sha256": {name: hashes[name] for name in _MODEL_FILES if name in hashes},
+        "weights": [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": hashes.get(path.name)}
+            for path in weights
+        ],
     }
 
 

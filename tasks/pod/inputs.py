@@ -100,6 +100,7 @@ class Cell:
     limits: Limits
     sampling: Sampling
     device: str
+    model_revision: str | None
     engine_version: str | None
     bench_version: str | None
 
@@ -178,6 +179,7 @@ def parse_cell(text: str) -> Cell:
         limits=_build(Limits, top.get("limits"), "cell.limits"),
         sampling=_build(Sampling, top.get("sampling"), "cell.sampling"),
         device=_choice(pins.get("device"), ("cpu", "cuda"), "cell.pins.device"),
+        model_revision=_text_or_none(pins.get("model_revision"), "cell.pins.model_revision"),
         engine_version=_text_or_none(pins.get("engine_version"), "cell.pins.engine_version"),
         bench_version=_text_or_none(pins.get("bench_version"), "cell.pins.bench_version"),
     )

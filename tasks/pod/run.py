@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tasks.pod import effective
+from tasks.pod import effective, stop
 from tasks.pod.argv import (
     bench_variables,
     child_environment,
@@ -95,6 +95,7 @@ class Run:
         self._started_s = now_s()
         self._phase = "start"
         self._samplers: list[Sampler] = []
+        self._checks: list[dict[str, object]] = []
         self._stop: dict[str, object] = {}
         self._gpus, self._no_gpu = Gpus.open()
         self._compile_cache = CompileCache(inputs.cache, eager=self._cell.server.enforce_eager)
@@ -133,6 +134,10 @@ class Run:
 
     def _measure(self) -> Ending:
         self._describe()
+        differing = effective.mismatches(self._checks)
+        if differing:
+            self._server_info()
+            return Ending(Observed.CONFIG_MISMATCH, "start", "; ".join(differing))
         self._boot()
         self._become_ready()
         differing = self._check_configuration()
@@ -152,6 +157,9 @@ class Run:
         self._outputs.event("run_start", run_uuid=self._inputs.run_uuid, pid=os.getpid())
         self._environment = describe(self._inputs, self._gpus, self._no_gpu)
         self._outputs.write("environment.json", self._environment)
+        model = self._environment["model"]
+        held = model.get("revision") if isinstance(model, dict) else None
+        self._checks = [effective.compare_model(self._cell, held)]
         self._outputs.event("gpu_sampling", on=self._gpus is not None, why_not=self._no_gpu)
         adopt_orphans()
         self._snapshot("before")
@@ -197,9 +205,9 @@ class Run:
         finally:
             client.close()
         labels = None if page is None else cache_config(page.decode(errors="replace"))
-        checks = effective.compare(self._cell, version=version, models=models, labels=labels)
-        self._server_info(version=version, models=models, cache_config_info=labels, checks=checks)
-        return effective.mismatches(checks)
+        self._checks += effective.compare(self._cell, version=version, models=models, labels=labels)
+        self._server_info(version=version, models=models, cache_config_info=labels)
+        return effective.mismatches(self._checks)
 
     def _load(self) -> str | None:
         """Run every load point; returns why it ended early, if the load itself is to blame."""
@@ -293,7 +301,7 @@ class Run:
             lambda: self._stop_server(min(limit, _INTERRUPTED_STOP_S) if interrupted else limit),
         )
         self._attempt("stop samplers", self._stop_samplers)
-        self._attempt("prove", lambda: self._snapshot("after_stop"))
+        self._attempt("prove", self._prove)
         self._attempt("close phases", self._phases.close)
 
     def _attempt(self, what: str, step: Callable[[], object]) -> None:
@@ -313,6 +321,11 @@ class Run:
             "left": [process.document() for process in self._server.members()],
         }
         self._outputs.event("server_stopped", exit_code=self._server.exit_code, killed=escalated)
+
+    def _prove(self) -> None:
+        before, after = self._stop.get("before"), self._snapshot("after_stop")
+        self._stop |= stop.judge(before if isinstance(before, dict) else {}, after)
+        self._outputs.write("stop.json", self._stop)
 
     def _stop_samplers(self, name: str | None = None) -> None:
         for sampler in list(self._samplers):
@@ -376,7 +389,7 @@ class Run:
                 "version": None,
                 "models": None,
                 "cache_config_info": None,
-                "checks": [],
+                "checks": self._checks,
                 **told,
             },
         )
@@ -393,7 +406,7 @@ class Run:
         self._outputs.write_bytes(name, reply.body)
         return reply.body
 
-    def _snapshot(self, when: str) -> None:
+    def _snapshot(self, when: str) -> dict[str, object]:
         members = self._server.members()
         state: dict[str, object] = {
             "t_s": now_s(),
@@ -405,6 +418,7 @@ class Run:
             state["gpu_used_bytes"] = self._gpus.used_bytes()
         self._stop[when] = state
         self._outputs.write("stop.json", self._stop)
+        return state
 
 
 def finish(

@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks.canonical import canonical_json, content_key
 from tasks.plan.cell import prompts_of
+from tests.double.engine import MODEL_REVISION
 
 #: 64 blocks of 128 tokens of the dense double: the memory-pressure cell of the demo.
 TIGHT_BYTES = 16 << 20
@@ -44,7 +45,7 @@ POINT: dict[str, Any] = {
 
 PINS: dict[str, Any] = {
     "device": "cpu",
-    "model_revision": "sha256:" + "0" * 64,
+    "model_revision": MODEL_REVISION,
     "engine_version": "0.27.0",
     "engine_lock_sha256": "0" * 64,
     "image_digest": None,

@@ -7,10 +7,13 @@ baked into the executables.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import sys
 from pathlib import Path
+
+from tasks import revision
 
 HERE = Path(__file__).parent
 
@@ -31,18 +34,27 @@ def make_bench(folder: Path, **modes: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return _executable(
         folder / "python",
-        f"export PYTHONPATH={_quoted(HERE / 'evalscope_double')}\n"
+        f"export PYTHONPATH={_quoted(HERE / 'evalscope_double')}${{PYTHONPATH:+:$PYTHONPATH}}\n"
         f"export EVALSCOPE_DOUBLE={shlex.quote(json.dumps(modes))}\n"
         f'exec {_quoted(sys.executable)} "$@"',
     )
 
 
+#: The files of a model as far as the run looks at them.
+_MODEL = {
+    "config.json": b'{"architectures": ["Qwen3ForCausalLM"]}',
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"\0" * 64,
+}
+#: What cells pin for it; a true hash, because the run compares it.
+MODEL_REVISION = revision.of({n: hashlib.sha256(b).hexdigest() for n, b in _MODEL.items()})
+
+
 def make_model(folder: Path) -> Path:
-    """Write the files of a model as far as the run looks at them; returns the folder."""
+    """Write the files of a model; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"\0" * 64)
+    for name, content in _MODEL.items():
+        (folder / name).write_bytes(content)
     return folder
 
 

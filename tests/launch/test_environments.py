@@ -98,6 +98,39 @@ def test_an_environment_of_another_lock_is_made_anew(home: Home) -> None:
     assert not left.exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "complete"),
+    [
+        ({}, True),
+        ({"torch": "1.0.0+cpu"}, False),
+        ({"torchvision": "0.1.0"}, False),
+        ({"torchvision": None}, False),
+    ],
+)
+def test_an_engine_of_another_torch_is_not_complete(
+    home: Home, change: dict[str, str | None], complete: bool
+) -> None:
+    """The engine's lock says nothing about torch, whose wheels differ by source."""
+    versions: dict[str, str | None] = {
+        "torch": f"{pins.TORCH_VERSION}+cpu",
+        "torchvision": pins.TORCHVISION_VERSION,
+    }
+    packages = {name: {"version": version} for name, version in (versions | change).items()}
+    marker = {
+        "format": environments.MARKER_FORMAT,
+        "lock_sha256": environments.lock_sha256("engine"),
+        "torch": {"packages": packages},
+    }
+    place = environments.folder(home, "engine")
+    (place / "bin").mkdir(parents=True)
+    (place / "bin/python").touch()
+    (place / environments.MARKER).write_text(json.dumps(marker))
+    assert environments.is_complete(home, "engine") is complete
+    del marker["torch"]
+    (place / environments.MARKER).write_text(json.dumps(marker))
+    assert not environments.is_complete(home, "engine")
+
+
 def test_two_calls_at_once_make_it_once(home: Home, diary: Path) -> None:
     calls = [
         threading.Thread(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tasks import revision
 from tasks.home import Home
 from tasks.launch import make_model, models
 from warehouse.errors import BadInput
@@ -43,19 +45,55 @@ def test_generating_needs_the_engine(home: Home) -> None:
 def test_a_revision_is_that_of_the_files_content(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).write_text(name)
-    first = models.listing_revision(tmp_path)
+    first = revision.of(revision.listing(tmp_path))
+    assert first is not None
     assert first.startswith("sha256:")
     assert len(first) == 71
-    (tmp_path / models.MARKER).write_text("{}")
-    assert models.listing_revision(tmp_path) == first, "the marker names the revision"
+    (tmp_path / revision.MARKER).write_text("{}")
+    assert revision.of(revision.listing(tmp_path)) == first, "the marker names the revision"
     (tmp_path / "a").write_text("changed")
-    assert models.listing_revision(tmp_path) != first
+    assert revision.of(revision.listing(tmp_path)) not in (first, None)
+
+
+def test_a_file_that_is_too_large_leaves_the_revision_open(tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("1")
+    (tmp_path / "large").write_text("12")
+    listed = revision.listing(tmp_path, max_bytes=1)
+    assert listed["large"] is None
+    assert listed["small"] is not None
+    assert revision.of(listed) is None
+    assert revision.of({}) is None
+
+
+def test_a_model_whose_files_changed_is_generated_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = models.folder(home, "tiny-qwen3")
+    made: list[str] = []
+
+    def generate(home: Home, name: str, progress: Callable[[str], None]) -> None:
+        made.append(name)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "model.safetensors").write_bytes(b"weights")
+        stated = revision.of(revision.listing(place))
+        marker = {"revision": stated, "recipe": models._recipe(name)}
+        (place / revision.MARKER).write_text(json.dumps(marker))
+
+    monkeypatch.setattr(models, "_generate", generate)
+    told: list[str] = []
+    for _ in range(2):
+        models.ensure(home, "tiny-qwen3", progress=told.append)
+    assert (made, told) == (["tiny-qwen3"], []), "what is whole is left alone"
+    (place / "model.safetensors").write_bytes(b"weight5")
+    models.ensure(home, "tiny-qwen3", progress=told.append)
+    assert len(made) == 2
+    assert told == ["tiny-qwen3: its files are not those of its revision"]
 
 
 def test_an_outdated_recipe_gives_no_revision(home: Home) -> None:
     place = models.folder(home, "tiny-qwen3")
     place.mkdir(parents=True)
-    (place / models.MARKER).write_text(json.dumps({"revision": "sha256:0", "recipe": "old"}))
+    (place / revision.MARKER).write_text(json.dumps({"revision": "sha256:0", "recipe": "old"}))
     assert models.revision(home, "tiny-qwen3") is None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks import revision
 from tasks.home import Home
 from tasks.launch import environments, models
 
@@ -76,8 +77,8 @@ def test_a_model_is_generated_equal_twice(home: Home, name: str) -> None:
     (home.envs / "engine").symlink_to(environments.folder(shared, "engine"))
     place = models.ensure(home, name, progress=print)
     first = models.revision(home, name)
-    assert first == models.listing_revision(place)
+    assert first == revision.of(revision.listing(place))
     assert json.loads((place / "config.json").read_text()) == models.config(name)
-    (place / models.MARKER).unlink()
+    (place / revision.MARKER).unlink()
     models.ensure(home, name, progress=print)
     assert models.revision(home, name) == first

@@ -21,7 +21,8 @@ from tasks import files, processes
 from tasks.home import Home
 from tasks.launch import environments, supervisor, target
 from tasks.launch.supervisor import Folder, Record, Supervisor, Tail, judge, read_launch
-from tests.double import programs
+from tests.double import cells, programs
+from tests.double.engine import make_bench, make_engine, make_model
 from tests.double.polyaxon_double import PolyaxonDouble
 from warehouse.errors import CannotFindOut
 
@@ -520,3 +521,29 @@ def test_another_number_of_slots_takes_effect_without_a_restart(bench: Bench) ->
     assert bench.polyaxon.status(second) == "compiled"
     files.write_json(Folder(bench.home).settings, {"slots": 2})
     bench.until_status(second, "running")
+
+
+def test_what_a_killed_run_left_outside_its_session_is_ended(bench: Bench) -> None:
+    """The run's real code with an engine whose worker left: found by the mark it inherited."""
+    home, run = bench.home, str(uuid.uuid4())
+    make_bench(home.envs / "bench/bin", hang_at_level="load_point_0")
+    make_engine(home.envs / "engine/bin", orphan_worker="session")
+    values = {
+        "MEMSWEEP_CELL": cells.cell_text(),
+        "MEMSWEEP_MODEL_PATH": str(make_model(home.root / "model")),
+        "PYTHONPATH": str(environments.stage_pod_code(home)),
+    }
+    content: dict[str, Any] = programs.compiled("", home, run)
+    for one in content["run"]["container"]["env"]:
+        one["value"] = values.get(one["name"], one["value"])
+    bench.polyaxon.add(content, run)
+    events = bench.outputs(run) / "events.jsonl"
+    bench.until(lambda: events.exists() and '"server_ready"' in events.read_text(), 30)
+    record = bench.record(run)
+    marked = processes.marked(supervisor.RUN_VARIABLE, run)
+    left = [process for process in marked if process.session != record.sid]
+    os.kill(record.pid, signal.SIGKILL)
+    bench.until_status(run, "failed")
+    assert processes.session(record.sid, record.start_ticks) == []
+    assert len(left) == 1, "the worker"
+    assert not processes.alive(*left[0].key)

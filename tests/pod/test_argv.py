@@ -55,10 +55,17 @@ def test_a_child_inherits_a_few_variables_only() -> None:
         "PYTHONDONTWRITEBYTECODE": "1",
         "http_proxy": "http://proxy",
         "MEMSWEEP_CELL": "{}",
+        "MEMSWEEP_RUN_UUID": "u",
         "CUDA_VISIBLE_DEVICES": "1",
     }
     got = child_environment(surroundings, {"A": "b"})
-    assert got == {"PATH": "/bin", "HOME": "/home/x", "CUDA_VISIBLE_DEVICES": "1", "A": "b"}
+    assert got == {
+        "PATH": "/bin",
+        "HOME": "/home/x",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "MEMSWEEP_RUN_UUID": "u",
+        "A": "b",
+    }
 
 
 def test_the_cpu_engine_stays_in_one_process_and_one_thread() -> None:

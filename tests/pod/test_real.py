@@ -47,6 +47,7 @@ def pressure(make_run: MakeRun, places: dict[str, str]) -> PodRun:
     return make_run(
         places=places,
         cell={
+            "pins": {"model_revision": models.revision(Home.find(), "tiny-qwen3")},
             "load": PRESSURE,
             "limits": LIMITS | {"load_point_s": [300.0, 300.0]},
             "sampling": {"server_interval_s": 0.25, "process_interval_s": 1.0},

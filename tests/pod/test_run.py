@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tasks.pod.families import scan
+from tests.double.engine import MODEL_REVISION
 from tests.double.runs import MakeRun, PodRun
 
 TIGHT = [
@@ -42,6 +43,9 @@ def assert_proven_clean(run: PodRun) -> dict[str, Any]:
     assert stop["after_stop"]["processes"] == []
     assert stop["after_stop"]["port_listening"] is False
     assert stop["after_stop"]["mem_available_bytes"] > 0
+    assert stop["port_free"] is True
+    missing = stop["before"]["mem_available_bytes"] - stop["after_stop"]["mem_available_bytes"]
+    assert stop["memory_back"] is (missing <= stop["memory_tolerance_bytes"])
     return stop
 
 
@@ -176,6 +180,26 @@ class TestStart:
         assert run.json("stop.json")["exited_before_stop"] is True
         assert {p["state"] for p in run.json("bench/load_points.json")} == {"skipped"}
         assert_proven_clean(run)
+
+    def test_another_model_than_the_pinned_one_is_not_served(self, make_run: MakeRun) -> None:
+        pinned = "sha256:" + "0" * 64
+        run = make_run(cell={"pins": {"model_revision": pinned}})
+        assert run.run() == 0
+        end = assert_sealed(run)
+        assert (end["observed"], end["phase"]) == ("config_mismatch", "start")
+        assert end["message"] == f"model_revision: got {MODEL_REVISION}, wanted {pinned}"
+        (check,) = run.json("server_info.json")["checks"]
+        assert (check["name"], check["state"]) == ("model_revision", "differs")
+        assert not (run.outputs / "server.log").exists()
+        assert run.json("environment.json")["model"]["revision"] == MODEL_REVISION
+        assert_proven_clean(run)
+
+    def test_a_commit_of_a_hub_is_no_hash_to_compare(self, make_run: MakeRun) -> None:
+        run = make_run(cell={"pins": {"model_revision": "0" * 40}})
+        assert run.run() == 0
+        assert run.json("end.json")["observed"] == "ok"
+        check = run.json("server_info.json")["checks"][0]
+        assert (check["name"], check["got"], check["state"]) == ("model_revision", None, "unknown")
 
     def test_recorded_refusals_are_kept_word_for_word(self, make_run: MakeRun) -> None:
         lines = [
