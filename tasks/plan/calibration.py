@@ -67,6 +67,11 @@ class Pool:
     error_bytes: int
     source: str
 
+    def __str__(self) -> str:
+        """The value with its error bar, in GiB."""
+        digits = 1 if self.error_bytes >= 0.1 * GIB else 2
+        return f"{self.value_bytes / GIB:.{digits}f} ± {self.error_bytes / GIB:.{digits}f} GiB"
+
     @property
     def low_bytes(self) -> int:
         """The smallest budget within the error bar."""

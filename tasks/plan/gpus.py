@@ -31,6 +31,9 @@ FORMAT_SINCE: dict[str, tuple[int, int]] = {
     "fp4": (10, 0),
 }
 
+#: NVML's and CUDA's totals of one device differ by less, those of two sizes of a GPU by more.
+DEVICE_TOLERANCE = 0.03
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -66,6 +69,14 @@ class Gpu:
         """vLLM's max_num_seqs for an API server on this card (engine/arg_utils.py)."""
         return 1024 if self._is_large else 256
 
+    def is_device(self, name: str, total_bytes: int) -> bool:
+        """Whether a device that NVML calls ``name`` is this GPU, its memory included.
+
+        NVML's total holds what the driver reserves (up to 2.1 %), CUDA's does not.
+        """
+        near = abs(total_bytes - self.total_bytes) <= DEVICE_TOLERANCE * self.total_bytes
+        return near and _family(name) == _family(self.name)
+
     @property
     def _is_large(self) -> bool:
         return self.total_bytes >= 70 * GIB and not self.name.startswith("A100")
@@ -97,6 +108,21 @@ _ALIASES = {"A100": "A100-80GB", "A100-40": "A100-40GB", "A100-80": "A100-80GB",
 
 def _key(name: str) -> str:
     return name.upper().removeprefix("NVIDIA").strip(" -_").replace("_", "-").replace(" ", "-")
+
+
+_FAMILIES = frozenset(gpu.name.partition("-")[0] for gpu in GPUS)
+
+
+def _family(name: str) -> str:
+    """Return "A100" of "NVIDIA A100-SXM4-80GB" and "A100-40GB"; a GPU not listed keeps its name."""
+    words = name.upper().replace("-", " ").split()
+    known = [_ALIASES.get(word, word) if word == "A10G" else word for word in words]
+    return next((word for word in known if word in _FAMILIES), name)
+
+
+def of_device(name: str, total_bytes: int) -> Gpu | None:
+    """Return the catalogue's GPU that a device is, by NVML's name and total; None: another one."""
+    return next((gpu for gpu in GPUS if gpu.is_device(name, total_bytes)), None)
 
 
 def find(name: str) -> Gpu:
