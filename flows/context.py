@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from flows.output import say
 from flows.shipped import beside, find_sweep
+from tasks.boots import PastBoots
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.launch import environments, models, services, target
@@ -20,6 +23,7 @@ from tasks.launch.port import PolyaxonPort
 from tasks.launch.settings import client_environment, polyaxon_environment
 from tasks.measure import Measuring
 from tasks.pins import BENCH_VERSION, ENGINE_VERSION
+from tasks.plan import hub, model, weights
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
 from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
 from tasks.rounds import Round, open_round
@@ -36,23 +40,61 @@ class Context:
     origin: Origin
 
 
-def surroundings(home: Home, target_name: str) -> Surroundings:
-    """Return what a plan has to know about a target; starts and changes nothing."""
-    profile = _embedded(target_name)
-    local = profile.device == "cpu"
+def surroundings(home: Home, target_name: str, *, fetch: bool = False) -> Surroundings:
+    """Return what a plan has to know about a target; starts and changes nothing.
+
+    With ``fetch`` the config of a model pinned to a commit is got from its hub, once.
+    """
+    profile = target.load(target_name)
+    gpu = target.gpu(profile)
+    if profile.device == "cuda":
+        memory = None if gpu is None else gpu.total_bytes
+    else:
+        memory = machine_memory_bytes()
     return Surroundings(
         target=profile.name,
         device=profile.device,
         slots=profile.slots,
-        memory_total_bytes=machine_memory_bytes(),
+        memory_total_bytes=memory,
         engine_version=ENGINE_VERSION,
-        engine_lock_sha256=environments.lock_sha256("engine") if local else None,
+        engine_lock_sha256=(
+            environments.lock_sha256("engine", profile.device) if profile.is_embedded else None
+        ),
         image_digest=profile.image_digest,
         bench_version=BENCH_VERSION,
         bench_lock_sha256=environments.lock_sha256("bench"),
         revision=lambda name: models.revision(home, name),
-        config=lambda name: models.config(name) if models.is_generated(name) else None,
+        config=cache(lambda name, revision: _config(home, profile, name, revision, fetch=fetch)),
+        gpu=gpu,
+        checkpoint=cache(lambda name: _checkpoint(target.model_folder(home, profile, name))),
+        boots=PastBoots(home.warehouse_snapshot, gpu),
     )
+
+
+def _config(
+    home: Home, profile: target.Profile, name: str, revision: str, *, fetch: bool
+) -> dict[str, object] | None:
+    """Return a model's config: as generated, from its folder, or from its hub by revision."""
+    if models.is_generated(name):
+        return models.config(name)
+    file = target.model_folder(home, profile, name) / "config.json"
+    if file.is_file():
+        return model.load(file)
+    reference = f"{name}@{revision}"
+    if not hub.is_reference(reference) or not (fetch or hub.is_cached(reference, home.cache)):
+        return None
+    try:
+        return hub.config(reference, home.cache)
+    except (BadInput, CannotFindOut) as error:  # a gated model can be planned all the same
+        say(f"no prediction for {name}: {error}")
+        return None
+
+
+def _checkpoint(folder: Path) -> weights.Stored | None:
+    try:
+        return weights.stored(folder)
+    except BadInput:
+        return None
 
 
 def _embedded(target_name: str) -> target.Profile:
@@ -65,7 +107,7 @@ def _embedded(target_name: str) -> target.Profile:
     if not profile.is_embedded:
         raise BadInput(
             f"target {target_name!r} names the host {profile.host}: measuring on a cluster is not "
-            "built yet; use --target local"
+            "built yet, only planning; use --target local or local-gpu"
         )
     return profile
 
@@ -100,13 +142,12 @@ def _existing(home: Home) -> str:
 
 
 def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
-    """Make what is missing on the local target and start its services; safe to interrupt."""
+    """Make what is missing on this machine and start its services; safe to interrupt."""
     profile = _embedded(target_name)
-    if profile.device == "cpu":
-        environments.ensure(home, progress=say)
-        for name in _model_names(sweep):
-            if models.is_generated(name):
-                models.ensure(home, name, progress=say)
+    environments.ensure(home, device=profile.device, progress=say)
+    for name in _model_names(sweep):
+        if models.is_generated(name):
+            models.ensure(home, name, progress=say)
     return services.up(
         home, prefect_api_url=os.environ.get("PREFECT_API_URL") or None, progress=say
     )
@@ -124,12 +165,13 @@ def open_context(
     home = Home.find()
     where, text = find_sweep(sweep_name)
     sweep = parse_sweep(text, where=where, read=beside(sweep_name))
-    plan = make_plan(sweep, surroundings(home, target_name), keep_infeasible=keep_infeasible)
+    profile = _embedded(target_name)
+    where_runs = surroundings(home, target_name, fetch=True)
+    plan = make_plan(sweep, where_runs, keep_infeasible=keep_infeasible)
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
     round_, new = open_round(home, sweep, text, fresh=fresh)
     say(f"round {round_.id} ({'opened' if new else 'goes on'})")
-    profile = target.load(target_name)
     port = port_of(home)
     port.ensure_project()
 

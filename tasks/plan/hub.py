@@ -35,6 +35,16 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.match(text) is not None
 
 
+def is_cached(reference: str, cache: Path) -> bool:
+    """Whether the config of ``OWNER/NAME@REVISION`` was fetched before."""
+    match = _REFERENCE.match(reference)
+    return match is not None and _file(match, cache).is_file()
+
+
+def _file(match: re.Match[str], cache: Path) -> Path:
+    return cache / "configs" / match["name"].replace("/", "__") / match["revision"] / "config.json"
+
+
 def config(reference: str, cache: Path, *, client: httpx.Client | None = None) -> dict[str, Any]:
     """Return the config of ``OWNER/NAME@REVISION``, from ``cache`` if it was fetched before.
 
@@ -48,10 +58,9 @@ def config(reference: str, cache: Path, *, client: httpx.Client | None = None) -
             f"model {reference!r}: wanted OWNER/NAME@REVISION with the 40 hex digits of a commit; "
             "a branch or tag moves"
         )
-    name, revision = match["name"], match["revision"]
-    file = cache / "configs" / name.replace("/", "__") / revision / "config.json"
+    file = _file(match, cache)
     if not file.exists():
-        text = _fetch(name, revision, client)
+        text = _fetch(match["name"], match["revision"], client)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_text(text, encoding="utf-8")

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from tasks.plan import pool, sizing_lint
+from tasks.plan.calibration import Boot, Pool
 from tasks.plan.cell import MAX_CELL_BYTES, UNRESOLVED, Cell, Limits, LoadPoint, Pins, Setting
-from tasks.plan.prediction import Prediction, predict
+from tasks.plan.gpus import Gpu
+from tasks.plan.model import describe
+from tasks.plan.prediction import FIRST_BOOT, PROMPT_ABOVE_CONTEXT, Prediction, predict
+from tasks.plan.sizing_lint import Finding
 from tasks.plan.sweep import Experiment, Sweep
+from tasks.plan.weights import Stored
 from warehouse.errors import BadInput
 from warehouse.registry import Outcome
 
@@ -24,14 +30,17 @@ class Surroundings:
     target: str
     device: Literal["cpu", "cuda"]
     slots: int  # runs at a time
-    memory_total_bytes: int
+    memory_total_bytes: int | None  # of the machine or, on cuda, of one GPU; None: not known
     engine_version: str
-    engine_lock_sha256: str | None
+    engine_lock_sha256: str | None  # of the engine made here; None: the image holds it
     image_digest: str | None
     bench_version: str
     bench_lock_sha256: str
     revision: Callable[[str], str | None]  # model name -> revision, None while unknown
-    config: Callable[[str], dict[str, object] | None]  # model name -> config.json
+    config: Callable[[str, str], dict[str, object] | None]  # model name, revision -> config.json
+    gpu: Gpu | None = None
+    checkpoint: Callable[[str], Stored | None] | None = None  # model name -> its weights
+    boots: Callable[[Cell], list[Boot]] | None = None  # past starts that count for a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,40 @@ class PlannedCell:
         if self.skipped:
             return outcome == Outcome.INFEASIBLE.value
         return outcome == (self.cell.expect or Outcome.OK).value
+
+    def findings(
+        self, where: Surroundings, *, prefix_overlap_ratio: float | None = None
+    ) -> list[Finding]:
+        """Return the sizing mistakes of the cell, for people; nothing is refused by them.
+
+        A pool set in bytes on the CPU sizes no GPU, and a cell that expects to fail is meant so:
+        nothing is said about these.
+        """
+        server = self.cell.setting.server
+        explicit = server.kv_cache_memory_bytes is not None
+        meant = self.cell.expect not in (None, Outcome.OK)
+        if meant or (explicit and where.device == "cpu"):
+            return []
+        config = self.prediction.model_config
+        served = sizing_lint.Served(
+            gpu_memory_utilization=server.gpu_memory_utilization,
+            max_model_len=server.max_model_len,
+            max_num_seqs=server.max_num_seqs,
+            kv_cache_dtype=server.kv_cache_dtype,
+            prefix_caching=server.enable_prefix_caching,
+            points=tuple(
+                sizing_lint.Point(
+                    point.prompt_tokens, point.output_tokens, point.parallel, point.prefix_tokens
+                )
+                for point in self.cell.setting.load
+            ),
+            explicit_pool=explicit,
+            description=None if config is None else describe(config),
+            prediction=self.prediction.capacity,
+            gpu=where.gpu,
+            prefix_overlap_ratio=prefix_overlap_ratio,
+        )
+        return sizing_lint.check(served)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +192,8 @@ def make_plan(sweep: Sweep, surroundings: Surroundings, *, keep_infeasible: bool
     cells = [
         _planned(sweep, experiment, label, setting, surroundings, kept=keep_infeasible)
         for experiment, label, setting in sweep.expand(
-            memory_total_bytes=surroundings.memory_total_bytes
+            # Where the memory is not known, a size beyond it is the one the sweep states.
+            memory_total_bytes=surroundings.memory_total_bytes or 0
         )
     ]
     seen: dict[str, str] = {}
@@ -192,30 +236,57 @@ def _planned(
             f"sweep {sweep.name}, cell {label}: {size} bytes with its prompts, wanted at most "
             f"{MAX_CELL_BYTES}; use fewer or shorter prompts"
         )
-    config = where.config(setting.model.name)
-    prediction = predict(cell, config, memory_total_bytes=where.memory_total_bytes)
+    config = where.config(setting.model.name, pins.model_revision)
+    prediction = predict(
+        cell,
+        config,
+        memory_total_bytes=where.memory_total_bytes,
+        gpu=where.gpu,
+        pool=_pool(cell, config, where),
+    )
     estimate = pace.start_s + pace.run_overhead_s + (0 if refused else sum(points))
     if kept and prediction.refusal is not None and cell.expect is None:
         # Kept to measure the refusal: that is what is then expected of it.
-        cell = cell.model_copy(update={"expect": Outcome.REFUSED})
+        served = prediction.refusal_type == PROMPT_ABOVE_CONTEXT
+        expected = Outcome.BENCH_FAILED if served else Outcome.REFUSED
+        cell = cell.model_copy(update={"expect": expected})
     return PlannedCell(cell, experiment.name, prediction, estimate)
+
+
+def _pool(cell: Cell, config: dict[str, object] | None, where: Surroundings) -> Pool | str:
+    """Return the estimated pool of a cell that sets no size, or why there is none."""
+    server = cell.setting.server
+    if config is None or server.kv_cache_memory_bytes is not None or where.device == "cpu":
+        return FIRST_BOOT
+    if where.gpu is None:
+        return f"{FIRST_BOOT}: neither the profile nor this machine tells the GPU"
+    return pool.estimate(
+        server,
+        config,
+        describe(config),
+        gpu=where.gpu,
+        checkpoint=where.checkpoint(cell.setting.model.name) if where.checkpoint else None,
+        boots=where.boots(cell) if where.boots else (),
+    )
 
 
 def _pins(sweep: Sweep, setting: Setting, where: Surroundings) -> Pins:
     revision = sweep.pins.model_revision or where.revision(setting.model.name) or UNRESOLVED
     engine = sweep.pins.engine_version or where.engine_version
-    if where.device == "cpu" and engine != where.engine_version:
+    # An engine that is made here is pinned by its lock, one in an image by the image's digest.
+    made_here = where.engine_lock_sha256 is not None
+    if made_here and engine != where.engine_version:
         raise BadInput(
             f"sweep {sweep.name}: pins.engine_version is {engine}, but target {where.target} "
             f"offers {where.engine_version}"
         )
-    digest = (sweep.pins.image_digest or where.image_digest) if where.device == "cuda" else None
+    digest = None if made_here else sweep.pins.image_digest or where.image_digest or UNRESOLVED
     return Pins(
         device=where.device,
         model_revision=revision,
         engine_version=engine,
-        engine_lock_sha256=where.engine_lock_sha256 if where.device == "cpu" else None,
-        image_digest=(digest or UNRESOLVED) if where.device == "cuda" else None,
+        engine_lock_sha256=where.engine_lock_sha256,
+        image_digest=digest,
         bench_version=where.bench_version,
         bench_lock_sha256=where.bench_lock_sha256,
     )

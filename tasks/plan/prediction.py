@@ -1,24 +1,32 @@
 """The prediction of one cell: made before the run, stored beside the measurement, never corrected.
 
-It is arithmetic from the model's config and the cell's settings (:mod:`tasks.plan.capacity`). What
-arithmetic cannot give before a boot, the size of the pool under memory profiling, is left out with
-the reason; a guess would look like a prediction.
+It is arithmetic from the model's config and the cell's settings (:mod:`tasks.plan.capacity`). Where
+memory profiling sizes the pool, arithmetic starts from an estimate (:mod:`tasks.plan.pool`): what
+follows from it is a range with both ends, never one number that would look exact. Without an
+estimate it is left out with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from tasks.pins import PREDICTION_FORMAT
 from tasks.plan import capacity
-from tasks.plan.capacity import Capacity, ServingSettings
+from tasks.plan.calibration import Pool
+from tasks.plan.capacity import Capacity, Layout, ServingSettings
 from tasks.plan.cell import Cell, LoadPoint, ServerSettings
+from tasks.plan.gpus import Gpu
 from tasks.plan.model import describe
 
 #: EvalScope 1.9.1 subtracts the chat template's length as it is with thinking on; with thinking
 #: off a 512-token prompt reached the server as 518 to 520 tokens. Bounds assume the longest.
 TEMPLATE_TOKENS = 8
+
+FIRST_BOOT = "the pool depends on a first boot"
+#: Refusals that are ours, not the engine's start-up check.
+ABOVE_MEMORY = "kv_cache_above_memory"
+PROMPT_ABOVE_CONTEXT = "prompt_above_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +42,29 @@ class PredictedLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """What follows from one size of the pool: an end or the middle of an estimate."""
+
+    pool_bytes: int
+    values: Mapping[str, float | None]
+    load: tuple[PredictedLoad, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An estimated pool and what follows from its ends."""
+
+    pool: Pool
+    low: Outlook
+    nominal: Outlook
+    high: Outlook
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """What the server will log and what its load will do, or why that is not known."""
 
+    #: Exact ones only; what follows from an estimated pool is in ``range``.
     values: Mapping[str, float | None]
     load: tuple[PredictedLoad, ...]
     refusal: str | None
@@ -44,10 +72,16 @@ class Prediction:
     unknown: str | None
     model_config: Mapping[str, object] | None
     vllm_version: str
+    gpu: Gpu | None = None
+    range: Range | None = None
+    #: The estimate's lower end would be refused, its upper end not.
+    may_be_refused: bool = False
+    #: The arithmetic behind it, of the middle of an estimate; not part of the document.
+    capacity: Capacity | None = field(default=None, repr=False, compare=False)
 
     @property
     def known(self) -> bool:
-        """Whether the pool's size could be predicted."""
+        """Whether the pool's size could be predicted or estimated."""
         return self.unknown is None
 
     def value(self, name: str) -> float | None:
@@ -61,17 +95,49 @@ class Prediction:
             "cell_key": cell_key,
             "made_at": made_at,
             "vllm_version": self.vllm_version,
+            "gpu": None if self.gpu is None else _gpu_document(self.gpu),
             "values": dict(self.values),
             "load": [asdict(point) for point in self.load],
+            "pool_estimate": None if self.range is None else _pool_document(self.range.pool),
+            "range": (
+                None
+                if self.range is None
+                else {end: asdict(getattr(self.range, end)) for end in ("low", "nominal", "high")}
+            ),
             "refused": (
                 {"type": self.refusal_type, "message": self.refusal} if self.refusal else None
             ),
+            "may_be_refused": self.may_be_refused,
             "unknown": self.unknown,
             "model_config": self.model_config,
         }
 
 
-def serving(server: ServerSettings, *, version: str, device: str) -> ServingSettings:
+def _gpu_document(gpu: Gpu) -> dict[str, object]:
+    return {
+        "name": gpu.name,
+        "total_bytes": gpu.total_bytes,
+        "compute_capability": ".".join(map(str, gpu.compute_capability)),
+        "source": gpu.source,
+    }
+
+
+def _pool_document(pool: Pool) -> dict[str, object]:
+    return {
+        "bytes": pool.value_bytes,
+        "low_bytes": pool.low_bytes,
+        "high_bytes": pool.high_bytes,
+        "source": pool.source,
+    }
+
+
+def serving(
+    server: ServerSettings,
+    *,
+    version: str,
+    device: str,
+    compute_capability: tuple[int, int] | None = None,
+) -> ServingSettings:
     """Translate a cell's server settings into the capacity model's."""
     return ServingSettings(
         vllm_version=version,
@@ -86,70 +152,151 @@ def serving(server: ServerSettings, *, version: str, device: str) -> ServingSett
         pipeline_parallel=server.pipeline_parallel_size,
         block_size=server.block_size,
         enforce_eager=server.enforce_eager,
+        compute_capability=compute_capability,
     )
 
 
-def predict(cell: Cell, config: dict[str, object] | None, *, memory_total_bytes: int) -> Prediction:
+def predict(
+    cell: Cell,
+    config: dict[str, object] | None,
+    *,
+    memory_total_bytes: int | None,
+    gpu: Gpu | None = None,
+    pool: Pool | str = FIRST_BOOT,
+) -> Prediction:
     """Predict ``cell`` for a model with ``config`` (its config.json; ``None``: not known here).
+
+    ``memory_total_bytes`` is that of the device the engine computes on, ``None`` where it is not
+    known; ``pool`` the estimate, or why there is none, where the cell sets no size.
 
     Raises :class:`warehouse.errors.BadInput` for an architecture the capacity model does not know.
     """
-    version = cell.pins.engine_version
+    made = _predicted(cell, config, memory_total_bytes, gpu, pool)
+    beyond = _beyond_context(cell)
+    if made.refusal is None and beyond is not None:
+        return replace(made, refusal=beyond, refusal_type=PROMPT_ABOVE_CONTEXT, load=())
+    return made
+
+
+def _predicted(
+    cell: Cell,
+    config: dict[str, object] | None,
+    memory_total_bytes: int | None,
+    gpu: Gpu | None,
+    pool: Pool | str,
+) -> Prediction:
+    empty = Prediction({}, (), None, None, None, config, cell.pins.engine_version, gpu)
     if config is None:
-        return _unknown("the model's config.json is not here", None, version)
+        return replace(empty, unknown="the model's config.json is not here")
     server = cell.setting.server
-    description = describe(config)
-    settings = serving(server, version=version, device=cell.pins.device)
-    pool = server.kv_cache_memory_bytes
-    if pool is None:
-        return _unknown("the pool depends on a first boot", config, version)
-    if cell.pins.device == "cpu" and pool > memory_total_bytes:
-        message = f"KV cache of {pool:,} bytes asked, the machine has {memory_total_bytes:,} in all"
-        return Prediction({}, (), message, "kv_cache_above_memory", None, config, version)
-    result = capacity.predict(description, settings, available_bytes=pool)
-    if result.refusal is not None:
-        return Prediction(
-            _layout_values(result, server),
-            (),
-            result.refusal.message,
-            result.refusal.type.value,
-            None,
-            config,
-            version,
-        )
-    candidate = result.candidates[0]
-    values = _layout_values(result, server) | {
-        "num_gpu_blocks": candidate.num_gpu_blocks,
-        "kv_cache_size_tokens": candidate.kv_cache_size_tokens,
-        "max_concurrency": candidate.max_concurrency,
-    }
-    load = tuple(
-        _point(result, candidate.num_gpu_blocks, point, server) for point in cell.setting.load
+    settings = serving(
+        server,
+        version=cell.pins.engine_version,
+        device=cell.pins.device,
+        compute_capability=None if gpu is None else gpu.compute_capability,
     )
-    return Prediction(values, load, None, None, None, config, version)
+    plan = capacity.layout(describe(config), settings)
+    asked = server.kv_cache_memory_bytes
+    if asked is None:
+        return _within_estimate(empty, cell, plan, pool)
+    if memory_total_bytes is not None and asked > memory_total_bytes:
+        where = "the machine" if cell.pins.device == "cpu" else "the GPU"
+        message = f"KV cache of {asked:,} bytes asked, {where} has {memory_total_bytes:,} in all"
+        return replace(empty, refusal=message, refusal_type=ABOVE_MEMORY)
+    result = capacity.within(plan, available_bytes=asked)
+    layout = _layout_values(plan, server)
+    if result.refusal is not None:
+        return replace(
+            empty,
+            values=layout,
+            refusal=result.refusal.message,
+            refusal_type=result.refusal.type.value,
+            capacity=result,
+        )
+    outlook = _outlook(cell, result, asked)
+    return replace(empty, values=layout | dict(outlook.values), load=outlook.load, capacity=result)
 
 
-def _unknown(reason: str, config: dict[str, object] | None, version: str) -> Prediction:
-    return Prediction({}, (), None, None, reason, config, version)
+def _within_estimate(empty: Prediction, cell: Cell, plan: Layout, pool: Pool | str) -> Prediction:
+    """Return what follows from an estimated pool: exact where the pool does not matter."""
+    layout = _layout_values(plan, cell.setting.server)
+    if isinstance(pool, str):
+        return replace(empty, values=layout, unknown=pool)
+    low, nominal, high = (
+        capacity.within(plan, available_bytes=size)
+        for size in (pool.low_bytes, pool.value_bytes, pool.high_bytes)
+    )
+    ends = Range(
+        pool,
+        _outlook(cell, low, pool.low_bytes),
+        _outlook(cell, nominal, pool.value_bytes),
+        _outlook(cell, high, pool.high_bytes),
+    )
+    refusal = high.refusal
+    return replace(
+        empty,
+        values=layout,
+        refusal=None if refusal is None else f"pool of {pool} estimated: {refusal.message}",
+        refusal_type=None if refusal is None else refusal.type.value,
+        range=ends,
+        may_be_refused=refusal is None and low.refusal is not None,
+        capacity=nominal,
+    )
 
 
-def _layout_values(result: Capacity, server: ServerSettings) -> dict[str, float | None]:
+def _beyond_context(cell: Cell) -> str | None:
+    """Return why the server would refuse every request of a load point, or ``None``.
+
+    A cell is only checked for what it asks; the chat template comes on top of that.
+    """
+    limit = cell.setting.server.max_model_len
+    for index, point in enumerate(cell.setting.load):
+        prompt, template = _served_prompt(point), _template_tokens(point)
+        if prompt + point.output_tokens > limit:
+            return (
+                f"load[{index}] needs up to {prompt + point.output_tokens} tokens (prompt "
+                f"{prompt - template} + chat template {template} + output {point.output_tokens}), "
+                f"max_model_len is {limit}: the server would refuse its requests"
+            )
+    return None
+
+
+def _template_tokens(point: LoadPoint) -> int:
+    # The tokens of a prompt file are those the server counts.
+    return 0 if point.dataset == "file" else TEMPLATE_TOKENS
+
+
+def _served_prompt(point: LoadPoint) -> int:
+    return point.prefix_tokens + point.prompt_tokens + _template_tokens(point)
+
+
+def _layout_values(plan: Layout, server: ServerSettings) -> dict[str, float | None]:
     return {
-        "attention_block_size_tokens": result.attention_block_size_tokens,
-        "mamba_padding_percent": result.mamba_padding_percent,
-        "bytes_per_block": result.bytes_per_block,
-        "blocks_per_request": result.blocks_per_request,
-        "kv_padding_layers": result.padding_layers,
+        "attention_block_size_tokens": plan.attention_block_size_tokens,
+        "mamba_padding_percent": plan.mamba_padding_percent,
+        "bytes_per_block": plan.bytes_per_block,
+        "blocks_per_request": plan.blocks_per_request,
+        "kv_padding_layers": plan.padding_layers,
         "max_model_len_tokens": server.max_model_len,
     }
 
 
-def _point(
-    result: Capacity, blocks: int, point: LoadPoint, server: ServerSettings
-) -> PredictedLoad:
-    prompt = point.prefix_tokens + point.prompt_tokens + TEMPLATE_TOKENS
-    # What does not fit the context is cut off by the server's own refusal, not stored.
-    prompt = min(prompt, server.max_model_len - point.output_tokens)
+def _outlook(cell: Cell, result: Capacity, pool_bytes: int) -> Outlook:
+    candidate = result.nominal
+    values = {
+        "num_gpu_blocks": candidate.num_gpu_blocks if candidate else None,
+        "kv_cache_size_tokens": candidate.kv_cache_size_tokens if candidate else None,
+        "max_concurrency": candidate.max_concurrency if candidate else None,
+    }
+    if candidate is None or candidate.num_gpu_blocks < 2 or result.refusal is not None:
+        return Outlook(pool_bytes, values, ())
+    blocks = candidate.num_gpu_blocks
+    load = tuple(_point(result, blocks, point) for point in cell.setting.load)
+    return Outlook(pool_bytes, values, load)
+
+
+def _point(result: Capacity, blocks: int, point: LoadPoint) -> PredictedLoad:
+    prompt = _served_prompt(point)
     requests = min(point.parallel, point.number)
     load = capacity.load(
         result,
@@ -172,36 +319,3 @@ def _waiting(requests: int, load: capacity.Load) -> int:
     """Return how many wait for cache at admission; a scheduler step's token limit adds others."""
     admitted = load.running if load.running_at_admission is None else load.running_at_admission
     return requests - admitted
-
-
-def peak_usage_bound(
-    prediction: Mapping[str, object],
-    cell: Cell,
-    *,
-    prompt_tokens: int,
-    output_tokens: int,
-    parallel: int,
-) -> float | None:
-    """Return the highest KV usage ``parallel`` requests of these served lengths can reach.
-
-    Taken from what was served, so it is derived, not predicted. The last sampled token has no KV
-    yet, so a request stores prompt + output − 1 tokens; the usage divides by blocks − 1. ``None``
-    where the prediction has no block count.
-    """
-    config, values = prediction.get("model_config"), prediction.get("values")
-    blocks = values.get("num_gpu_blocks") if isinstance(values, Mapping) else None
-    pool = cell.setting.server.kv_cache_memory_bytes
-    if not isinstance(config, dict) or not isinstance(blocks, int) or pool is None:
-        return None
-    settings = serving(
-        cell.setting.server, version=cell.pins.engine_version, device=cell.pins.device
-    )
-    result = capacity.predict(describe(config), settings, available_bytes=pool)
-    load = capacity.load(
-        result,
-        blocks,
-        requests=parallel,
-        tokens_per_request=prompt_tokens + output_tokens - 1,
-        prompt_tokens=prompt_tokens,
-    )
-    return load.peak_usage_ratio

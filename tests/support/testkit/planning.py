@@ -27,7 +27,7 @@ def surroundings(**changes: Any) -> Surroundings:
         "bench_version": "1.9.1",
         "bench_lock_sha256": LOCK,
         "revision": lambda name: REVISION,
-        "config": models.config,
+        "config": lambda name, revision: models.config(name),
     }
     return Surroundings(**(facts | changes))
 
