@@ -159,7 +159,7 @@ def test_a_damaged_file_costs_only_itself(home: Home, name: str, text: str) -> N
 
 
 def test_a_round_keeps_its_sweeps_prompt_files(home: Home, tmp_path: Path) -> None:
-    """The files may be edited or gone when the round goes on; it measures what it was opened for."""
+    """They may be edited or gone when it goes on; it measures what it was opened for."""
     text = (
         "name: frozen\nmodel: tiny-qwen3\n"
         "server: {max_model_len: 2048, kv_cache_memory_bytes: 16777216}\n"

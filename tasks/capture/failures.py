@@ -412,13 +412,15 @@ def _hinted(match: _Match) -> tuple[Phase | None, str | None]:
     plain_after = [said.lstrip("\x00") for said in match.after]
     before = [text.message(line) for line in match.before[-_RECENT:-1]]
     for lines in ([match.said], _continuation(match), before[::-1], plain_after):
+        loaded = False  # the bar nearest to the match counts, not one of its earlier states
         for said in lines:
             for pattern, phase, special in _HINTS:
                 if pattern.search(said):
                     return phase, special
             loading = _LOADING.search(said)
-            if loading and int(loading.group(1)) < 100:
+            if loading and int(loading.group(1)) < 100 and not loaded:
                 return Phase.LOAD, None
+            loaded = loaded or loading is not None
     return None, None
 
 

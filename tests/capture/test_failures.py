@@ -112,6 +112,16 @@ def test_corpus_numbers_and_phase(record: dict[str, Any]) -> None:
         assert failure.phase in PHASES[record["phase"]]
 
 
+def test_a_finished_loading_bar_is_no_hint_of_loading() -> None:
+    """The bar's earlier states stand in the log too; the nearest one counts."""
+    bar = "Loading safetensors checkpoint shards: {:3d}% Completed | 1/2 [00:00<00:00]"
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert getattr(diagnosed([bar.format(0), bar.format(50), oom]), "phase", None) is Phase.LOAD
+    took = "(EngineCore pid=1) INFO 11-29 18:25:01 [r.py:1] Model loading took 7.6 GiB and 3.1 s"
+    done = [bar.format(0), bar.format(50), bar.format(100), took]
+    assert getattr(diagnosed([*done, oom]), "type", None) == "oom_profile"
+
+
 def test_precision_and_recall(capsys: pytest.CaptureFixture[str]) -> None:
     """Prints both for the texts the patterns were written from and for the others."""
     parts = {

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,6 +122,43 @@ class PodRun:
                 for event in self.events("phase_start")
             )
         )
+
+
+#: Runs one cell after the other, each as `python -P -m tasks.pod` would.
+_MANY = """
+import json, os, sys
+from tasks.pod.__main__ import main
+for environment in json.load(sys.stdin):
+    os.environ.clear()
+    os.environ.update(environment)
+    main()
+"""
+
+
+def run_all(runs: Sequence[PodRun], *, workers: int = 4, timeout_s: float = 120) -> None:
+    """Run many runs in few processes, several at a time: a start of Python each would cost more."""
+    shares = [list(runs[number::workers]) for number in range(workers)]
+    started = []
+    for share in filter(None, shares):
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _MANY],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([run.environment() for run in share]).encode())
+        process.stdin.close()
+        started.append(process)
+    deadline = time.monotonic() + timeout_s
+    for process in started:
+        try:
+            assert process.wait(max(0.1, deadline - time.monotonic())) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                process.wait()
 
 
 class MakeRun(Protocol):

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import logs  # type: ignore[import-not-found]
-from scheduler import Request, Scheduler  # type: ignore[import-not-found]
+from tests.double import logs
+from tests.double.replay import Replay
+from tests.double.scheduler import Request, Scheduler
+from tests.double.wire import chunk, event, follow, reply, tell
 
 #: Every key of the configuration file with its default; see tests/double/README.md.
 DEFAULTS: dict[str, Any] = {
@@ -38,8 +38,12 @@ DEFAULTS: dict[str, Any] = {
     "total_memory_bytes": 16 << 30,
     "old_names": False,
     "page_padding_bytes": 0,
+    "device": "cpu",  # "cuda": the log tells of loading, available memory and graphs
     "refuse_lines": None,
     "refuse_exit_code": 1,
+    "fail": None,  # {"at": a step of logs.STEPS or "serving", "lines": [...], "after": requests}
+    "replay": None,  # folder of a run's outputs: its log and metrics again, at their own times
+    "replay_speed": 1.0,
     "hang_at_boot": False,
     "die_on_first_request": False,
     "hang_on_request": False,
@@ -90,6 +94,7 @@ class Double:
             state_blocks=self.config["state_blocks"],
             kv_cache_bytes=size,
             total_bytes=self.config["total_memory_bytes"],
+            device=self.config["device"],
         )
         self.counters = dict.fromkeys(
             ("prompt_tokens", "generation_tokens", "success", "requests", "scrapes"), 0
@@ -108,10 +113,11 @@ class Double:
         if self.config["hang_at_boot"]:
             time.sleep(3600)
         self._refuse(pid)
+        self._fail_at_start(pid)
         program = ENGINE.format("SIG_IGN" if self.config["ignore_sigterm"] else "SIG_DFL")
         self.engine = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
         tell(logs.engine_start(self.boot, self.engine.pid))
-        tell(logs.pool(self.boot, self.engine.pid))
+        tell(logs.engine_done(self.boot, self.engine.pid))
         worker = self.config["orphan_worker"]
         if worker:
             subprocess.Popen(
@@ -127,6 +133,14 @@ class Double:
         if lines is not None:
             tell(lines)
             sys.exit(self.config["refuse_exit_code"])
+
+    def _fail_at_start(self, pid: int) -> None:
+        fail = self.config["fail"]
+        if fail is not None and fail["at"] != "serving":
+            tell(logs.engine_start(self.boot, pid, fail["at"]))
+            tell(fail["lines"])
+            tell(logs.start_failed(pid))
+            sys.exit(1)
 
     async def serve(self) -> int:
         """Serve until SIGTERM or the engine's end; returns the exit code."""
@@ -174,17 +188,7 @@ class Double:
     # HTTP ------------------------------------------------------------------------------------
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while (line := await reader.readline()).strip():
-                method, path, _ = line.decode().split(" ", 2)
-                length = 0
-                while (header := await reader.readline()).strip():
-                    name, _, value = header.decode().partition(":")
-                    if name.lower() == "content-length":
-                        length = int(value)
-                body = await reader.readexactly(length)
-                await self._answer(method, path, body, writer)
-        writer.close()
+        await follow(reader, writer, self._answer)
 
     async def _answer(
         self, method: str, path: str, body: bytes, writer: asyncio.StreamWriter
@@ -279,8 +283,9 @@ class Double:
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.counters["requests"] += 1
-        if self.config["die_on_first_request"] and self.engine is not None:
-            tell(["RuntimeError: Unexpected head dim size, 32"])
+        fatal = self._fatal()
+        if fatal and self.engine is not None:
+            tell(fatal)
             self.engine.kill()
             await asyncio.sleep(5)
             return
@@ -311,6 +316,14 @@ class Double:
             del self.progress[name]
         self.counters["prompt_tokens"] += prompt
         self.counters["success"] += 1
+
+    def _fatal(self) -> list[str]:
+        """Return the engine's last words if this request is to kill it."""
+        fail = self.config["fail"]
+        if fail is not None and fail["at"] == "serving":
+            return list(fail["lines"]) if self.counters["requests"] > fail.get("after", 0) else []
+        died = self.config["die_on_first_request"]
+        return ["RuntimeError: Unexpected head dim size, 32"] if died else []
 
     async def _whole(
         self, request: Request, usage: dict[str, int], writer: asyncio.StreamWriter
@@ -357,32 +370,6 @@ class Double:
         waiter.clear()
 
 
-def reply(
-    writer: asyncio.StreamWriter, status: int, body: object, *, kind: str = "application/json"
-) -> None:
-    """Write a whole answer."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
-
-
-def event(writer: asyncio.StreamWriter, document: dict[str, object]) -> None:
-    """Write one server-sent event."""
-    chunk(writer, b"data: " + json.dumps(document).encode() + b"\n\n")
-
-
-def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write one chunk of a chunked answer."""
-    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-
-def tell(lines: Iterable[str]) -> None:
-    """Print to the log at once."""
-    for line in lines:
-        sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
     """Parse vLLM's command line; an unknown flag ends with vLLM's usage error and code 2."""
     parser = argparse.ArgumentParser(prog="vllm")
@@ -413,7 +400,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def main() -> int:
     """``vllm_double.py CONFIG.json serve MODEL ...``."""
     config = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    double = Double(config, parse(sys.argv[2:]))
+    options = parse(sys.argv[2:])
+    if config.get("replay"):
+        replay = Replay(Path(config["replay"]), float(config.get("replay_speed", 1.0)))
+        return asyncio.run(replay.serve(options.host, options.port))
+    double = Double(config, options)
     double.start()
     return asyncio.run(double.serve())
 
