@@ -201,7 +201,8 @@ def _measured(
         if window and window.source == "requests"
         else {"reason": "no request of this load point ended"}
     )
-    succeeded = report.get("succeeded")
+    # A load point that was skipped did not have zero successes: it was not measured.
+    succeeded = None if report.get("state") == "skipped" else report.get("succeeded")
     rows["requests_succeeded"] = (
         _number(
             good.num_rows, "requests", database, 1, requests.num_rows, "requests answered whole"
@@ -410,7 +411,7 @@ def _checks(
             f"{requests.num_rows} requests on record, {report.get('sent')} sent",
         ),
     ]
-    if report.get("state") is not None:
+    if report.get("state") not in (None, "skipped"):
         checks.append(
             ("bench_ok", report["state"] == "ok", f"{report['state']}: {report.get('error')}")
         )

@@ -720,7 +720,8 @@ def _validity(source: Source, values: list[Row]) -> list[Row]:
     ]
     pinned = source.cell["pins"].get("engine_version")
     served = _engine_version(source, source.json("environment.json"))
-    checks.append(("engine_as_pinned", served == pinned, f"served {served}, pinned {pinned}"))
+    same = None if served is None else served == pinned
+    checks.append(("engine_as_pinned", same, f"served {served}, pinned {pinned}"))
     checks += _same_in_both(values)
     for check in _listed(source.json("server_info.json").get("checks")):
         state = {"equal": True, "differs": False}.get(str(check.get("state")))

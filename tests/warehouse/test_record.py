@@ -177,7 +177,11 @@ def test_load_point_that_was_never_reached_has_reasons(lab: Lab) -> None:
     assert ask(lab, "SELECT state, window_start_s FROM load_point WHERE load_point = 1") == [
         ("skipped", None)
     ]
-    assert measured(lab, "peak_kv_usage_ratio", 1)[1].startswith("the load point was never")
+    for metric in ("peak_kv_usage_ratio", "requests_succeeded"):
+        value, reason = measured(lab, metric, 1)
+        assert value is None
+        assert reason.startswith("the load point was never")
+    assert ask(lab, "SELECT 1 FROM validity WHERE load_point = 1 AND NOT passed") == []
 
 
 def test_statistics_are_derived_not_measured(one_run: Stored) -> None:
