@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.double.logs import Boot, pool
@@ -10,7 +12,7 @@ HYBRID = {"num_blocks": 1638, "block_size": 640, "state_blocks": 3, "max_model_l
 DENSE = {"num_blocks": 64, "block_size": 128, "state_blocks": 0, "max_model_len": 2048}
 
 
-def boot(version: str, **numbers: int) -> Boot:
+def boot(version: str, **numbers: Any) -> Boot:
     return Boot(
         version=version,
         model="m",

@@ -82,12 +82,12 @@ def run_of(folder: Path, name: str, **engine: Any) -> PodRun:
 class Telling(PodRun):
     """A run whose server only says its lines and leaves: no HTTP, no Python to start."""
 
-    lines: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
         environment = super().environment()
         said = self.folder / "said.txt"
-        said.write_bytes("".join(line + "\n" for line in self.lines).encode())
+        said.write_bytes("".join(line + "\n" for line in self.words).encode())
         vllm = Path(environment["MEMSWEEP_ENGINE_BIN"]) / "vllm"
         vllm.write_text(f"#!/bin/sh\ncat {shlex.quote(str(said))}\nexit 1\n")
         bench = Path(environment["MEMSWEEP_BENCH_PYTHON"])
@@ -102,7 +102,7 @@ def at_start(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     runs: dict[str, PodRun] = {}
     for name, record in NAMED.items():
         (folder / name).mkdir()
-        runs[name] = Telling(folder / name, lines=tuple(record["lines"]))
+        runs[name] = Telling(folder / name, words=tuple(record["lines"]))
     return all_ended(runs)
 
 
