@@ -134,7 +134,7 @@ class Replay:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         tasks = [asyncio.create_task(self._log()), asyncio.create_task(self._listen(host, port))]
         ended = self._recording.ended_s
-        waits = [asyncio.create_task(stopped.wait())]
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(stopped.wait())]
         if ended is not None:
             waits.append(asyncio.create_task(self._until(ended)))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
