@@ -26,6 +26,7 @@ from tasks.measure import Measuring, write_prediction
 from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import open_round
+from tests.double.engine import MODEL_REVISION
 from tests.double.runs import PodRun
 
 SWEEP = """
@@ -47,7 +48,7 @@ experiments:
 @pytest.fixture
 def context(home: Home) -> Context:
     sweep = parse_sweep(SWEEP, where="x")
-    plan = make_plan(sweep, surroundings())
+    plan = make_plan(sweep, surroundings(revision=lambda name: MODEL_REVISION))
     round_, _ = open_round(home, sweep, SWEEP, fresh=False)
     flow = "00000000-0000-4000-8000-0000000000ff"
     origin = Origin(flow, "0" * 64, "local", lambda run: "1" * 64)
