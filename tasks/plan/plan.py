@@ -118,7 +118,8 @@ class PlannedCell:
             ),
             explicit_pool=explicit,
             description=None if config is None else describe(config),
-            prediction=self.prediction.capacity,
+            # Of a pool that cannot be served from, nothing but the refusal is worth a word.
+            prediction=None if self.infeasible else self.prediction.capacity,
             gpu=where.gpu,
             prefix_overlap_ratio=prefix_overlap_ratio,
         )

@@ -125,6 +125,7 @@ def test_weights_that_leave_no_pool_are_infeasible_and_the_edge_is_told() -> Non
     assert large.skipped
     assert str(large.infeasible).startswith("pool of -")
     assert "± " in str(large.infeasible)
+    assert codes(planned(checkpoint=lambda name: Stored(30 * GIB, None, None))) == []
     edge = only(planned(checkpoint=lambda name: Stored(16 * GIB, None, None)))
     assert edge.infeasible is None
     assert edge.prediction.may_be_refused
