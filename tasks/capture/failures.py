@@ -74,7 +74,6 @@ _NOISE = re.compile(
     r"^(?:\[rank\d+\]:)?\[?[WI]\d{4}\b|\bWarning: |^warnings\.warn|^Exception ignored|"
     r"nanobind: |^\[(?:DEBUG|INFO|WARNING)\]|^Error retrieving |, retrying \d+ of \d+"
 )
-_SHUTDOWN = ("[shutdown]", "Shutting down", "Killing local vLLM worker", "Received signal 15")
 _LOADING = re.compile(r"checkpoint shards: +(\d+)%")
 #: Source lines that say where an out-of-memory error came from when no frame does.
 _HINTS: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
@@ -140,6 +139,24 @@ def may_be_failure(line: str) -> bool:
     )
 
 
+def _shuts_down(said: str) -> bool:
+    """Return True for what a server says that was told to end: what follows is no failure."""
+    return (
+        "[shutdown]" in said
+        or "Shutting down" in said
+        or "Killing local vLLM worker" in said
+        or "Received signal 15" in said
+    )
+
+
+def is_quiet(line: str, said: str) -> bool:
+    """Return True for a line that is no failure whatever it says: equal for all of its shape.
+
+    What is logged as INFO may quote anything, users' prompts included.
+    """
+    return text.level(line) in _QUIET or _NOISE.search(said) is not None
+
+
 class FailureFinder:
     """Collects what may be a failure while a log goes by; :meth:`result` decides."""
 
@@ -166,12 +183,11 @@ class FailureFinder:
         """Return True when a known failure has been seen."""
         return any(match.signature for match in self._first)
 
-    def follow(self, line: str) -> None:
-        """Take ``line`` as the continuation of the matches before it."""
+    def follow(self, line: str, said: str) -> None:
+        """Take ``line``, of which ``said`` is the message, as the continuation of matches."""
         plain = text.uncoloured(line)
         if not plain:
             return
-        said = text.message(line)
         for match in self._open:
             match.after.append(said if said == plain else f"\x00{said}")
         self._open = [match for match in self._open if len(match.after) < _CONTINUATION]
@@ -180,16 +196,21 @@ class FailureFinder:
         self,
         number: int,
         line: str,
+        said: str,
         *,
+        quiet: bool,
         started: bool,
         reached: Phase | None,
         recent: Iterable[str],
     ) -> None:
-        """Look at one interesting line. ``recent`` are the lines up to and with this one."""
-        said = text.message(line)
+        """Look at one interesting line.
+
+        ``said`` is its message, ``quiet`` what :func:`is_quiet` says of it, ``recent`` are the
+        lines up to and with this one.
+        """
         if not said or self._stopping:
             return
-        if any(mark in said for mark in _SHUTDOWN):
+        if _shuts_down(said):
             self._stopping = started or "Killing local" in said
             return
         if _ECHO.match(said):
@@ -197,8 +218,7 @@ class FailureFinder:
             if frame:
                 self._take_frame(number, frame.group(1) or frame.group(2))
             return
-        # What is logged as INFO may quote anything, users' prompts included.
-        if text.level(line) in _QUIET or _NOISE.search(said):
+        if quiet:
             return
         classify = _classify if len(said) > _SHORT else _classify_again
         signature = classify(said, started=started)

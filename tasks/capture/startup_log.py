@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tasks.capture import arguments, text, units
-from tasks.capture.failures import Failure, FailureFinder, may_be_failure
+from tasks.capture.failures import Failure, FailureFinder, is_quiet, may_be_failure
 from warehouse.registry import Phase
 
 #: Values of one name that are kept one by one; a log that repeats a start thousands of times must
@@ -377,6 +377,14 @@ _MISSES = (
     "Compiling a graph for",
     "saved AOT compiled function",
 )
+#: What the lines hold that :meth:`_Parser._steps` and :meth:`_Parser._settings` look at.
+_STEP_LITERALS = (
+    *(literal for literal, _ in _STEPS),
+    *_STARTED,
+    "ompil",
+    "Cache the graph",
+)
+_SETTING_LITERALS = ("ersion", "engine (v", "args: ", "with config: ")
 _VERSION = re.compile(
     r"(?:vLLM (?:API server|server|engine) version v?|█ +version v?|LLM engine \(v)"
     r"(\d+\.\d+(?:\.\d+)*(?:\.?(?:rc|dev|post|a|b)\d+)*(?:\+[\w.]+)?)"
@@ -384,7 +392,9 @@ _VERSION = re.compile(
 _ARGUMENTS = re.compile(r"(?:non-default args: (?=\{)|\bargs: (?=Namespace\())")
 _ENGINE = re.compile(r"Initializing an? (?:\w+ )?(?:LLM )?engine \([^)]*\) with config: ")
 
-_EMPTY_KEPT = 4096
+#: Shapes of lines that are remembered, and how long a line may be for it.
+_SHAPES_KEPT = 4096
+_SHAPE_LIMIT = 400
 _ORDER = {phase: index for index, phase in enumerate(Phase)}
 
 
@@ -433,6 +443,49 @@ def says_something(line: str) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What holds for every line of a shape (:func:`text.shape`): what to look for in it, and where.
+
+    ``forms`` are those whose literal it holds; ``span`` is where its message stands, None where
+    that has to be found out in each line.
+    """
+
+    forms: tuple[_Form, ...]
+    settings: bool
+    steps: bool
+    failure: bool
+    quiet: bool
+    span: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, line: str) -> _Shape:
+        """Return the shape of a line."""
+        plain = text.uncoloured(line[: text.LINE_LIMIT]) if says_something(line) else ""
+        failure = may_be_failure(line)
+        return cls(
+            forms=tuple(form for form in FORMS if form.literal in plain),
+            settings=any(literal in plain for literal in _SETTING_LITERALS),
+            steps=any(literal in plain for literal in _STEP_LITERALS),
+            failure=failure,
+            quiet=failure and is_quiet(line, text.message(line)),
+            span=text.message_span(line),
+        )
+
+    @property
+    def value(self) -> bool:
+        """Whether such a line may say a value, a setting or a step."""
+        return bool(self.forms) or self.settings or self.steps
+
+    def said(self, line: str) -> str:
+        """Return the message of ``line``, one of this shape."""
+        return text.message(line) if self.span is None else line[self.span[0] : self.span[1]]
+
+
+#: Not looked at yet, as against None: looked at and empty.
+_UNKNOWN = _Shape((), False, False, False, False, None)
+
+
 @dataclass(slots=True)
 class _Start:
     """What is known about one server start."""
@@ -474,7 +527,7 @@ class _Parser:
 
     def run(self, lines: Iterable[str]) -> StartupLog:
         tail = self.tail
-        empty: set[str] = set()  # lines that say nothing; many come again and again
+        shapes: dict[bytes, _Shape | None] = {}  # None: such lines say nothing
         number = 0
         for number, line in enumerate(lines, 1):
             if len(line) < 4 and not line.strip():
@@ -485,35 +538,49 @@ class _Parser:
                 if ('"POST ' in line and '" 200' in line) or " throughput: " in line:
                     self.start.alive = number
                 continue
-            finder = self.start.failures
-            if finder.waiting:
-                finder.follow(line)
-            if line in empty:
+            key = text.shape(line) if len(line) < _SHAPE_LIMIT else None
+            shape = shapes.get(key, _UNKNOWN) if key is not None else _UNKNOWN
+            if shape is _UNKNOWN:
+                shape = _Shape.of(line)
+                if not shape.value and not shape.failure:
+                    shape = None
+                if key is not None and len(shapes) < _SHAPES_KEPT:
+                    shapes[key] = shape
+            if shape is None:
+                if self.start.failures.waiting:
+                    self.start.failures.follow(line, text.message(line))
                 continue
-            value, failure = says_something(line), may_be_failure(line)
-            if value:
-                self._value_line(number, line)
-            if not (value or failure) and len(empty) < _EMPTY_KEPT and len(line) < 300:
-                empty.add(line)
-            if failure:
-                self.start.failures.feed(
-                    number,
-                    line,
-                    started=self.start.started,
-                    reached=self.start.reached,
-                    recent=tail,
-                )
+            self._line(number, line, shape)
         return self._result(number)
 
-    def _value_line(self, number: int, line: str) -> None:
+    def _line(self, number: int, line: str, shape: _Shape) -> None:
+        """Take a line that may say something."""
+        said = shape.said(line)
+        if self.start.failures.waiting:
+            self.start.failures.follow(line, said)
+        if shape.value:
+            self._value_line(number, line, shape)
+        if shape.failure:
+            self.start.failures.feed(
+                number,
+                line,
+                said,
+                quiet=shape.quiet,
+                started=self.start.started,
+                reached=self.start.reached,
+                recent=self.tail,
+            )
+
+    def _value_line(self, number: int, line: str, shape: _Shape) -> None:
         plain = text.uncoloured(line[: text.LINE_LIMIT])
-        for form in FORMS:
-            if form.literal in plain:
-                found = form.pattern.search(plain)
-                if found:
-                    self._take(form, found, number, line)
-        self._settings(number, plain, line)
-        self._steps(plain)
+        for form in shape.forms:
+            found = form.pattern.search(plain)
+            if found:
+                self._take(form, found, number, line)
+        if shape.settings:
+            self._settings(number, plain, line)
+        if shape.steps:
+            self._steps(plain)
 
     def _take(self, form: _Form, found: re.Match[str], number: int, line: str) -> None:
         start = self.start

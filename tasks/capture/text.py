@@ -18,8 +18,6 @@ LINE_LIMIT = 65_536
 TEXT_LIMIT = 600
 
 _ANSI = re.compile(r"(?:\x1b|#033|\^\[|\\u001b|\\x1b)\[[0-9;:?]*[A-Za-z]")
-#: The escape character as journald, terminals and JSON write it.
-_ESCAPED = ("#033[", "^[[", "\\u001b[", "\\x1b[")
 _BOX = " \t\r\n│|┃║\ufeff"
 
 _DATE = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?"
@@ -55,7 +53,7 @@ _PID = re.compile(r"\s*,?\s*\b(?:pid=\d+|ip=[\d.]+)")
 
 def uncoloured(line: str) -> str:
     """Return ``line`` without terminal colours, carriage returns and box characters around it."""
-    if "\x1b" in line or any(mark in line for mark in _ESCAPED):
+    if _coloured(line):
         line = _ANSI.sub("", line)
     if "\r" in line:
         line = line.replace("\r", " ")
@@ -63,16 +61,55 @@ def uncoloured(line: str) -> str:
     return line.removesuffix("^M").rstrip()
 
 
+def _coloured(line: str) -> bool:
+    """Return True for an escape character, also as journald, terminals and JSON write it."""
+    return (
+        "\x1b" in line or "#033[" in line or "^[[" in line or "\\u001b[" in line or "\\x1b[" in line
+    )
+
+
 def message(line: str) -> str:
     """Return what the program itself said: ``line`` without colours and without any prefix."""
     text = uncoloured(line)
+    return text[_prefix_end(text) :].strip()
+
+
+def _prefix_end(text: str) -> int:
     position = 0
     for _ in range(10):
         found = _PREFIX.match(text, position)
         if found is None or found.end() == position:
             break
         position = found.end()
-    return text[position:].strip()
+    return position
+
+
+#: A line with its digits made equal: stamps, process numbers and counters are what differs between
+#: lines that say the same. No pattern for prefixes, levels and noise asks for a certain digit.
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+
+
+def shape(line: str) -> bytes:
+    """Return what ``line`` has in common with the lines that differ from it in their digits only.
+
+    Whatever is found in a line by looking for text without digits is found in all of its shape, at
+    the same place: it need be looked for once.
+    """
+    return line.encode("utf-8", "surrogatepass").translate(_DIGITS)
+
+
+def message_span(line: str) -> tuple[int, int] | None:
+    """Return where :func:`message` stands in every line of this shape, None where it is altered."""
+    text = uncoloured(line)
+    if "\r" in line or _coloured(line):
+        return None
+    first = line.find(text)
+    start, end = _prefix_end(text), len(text)
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return first + start, first + end
 
 
 def level(line: str) -> str | None:

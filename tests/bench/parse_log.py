@@ -4,15 +4,17 @@
 
 Kinds: ``serving`` (one start, then requests and throughput lines, as a server writes them for
 days), ``restarts`` (a start-up log again and again, as a crash loop's), ``failures`` (a failed
-start with its tracebacks again and again), ``one-line`` (no line break at all).
+start with its tracebacks again and again), ``one-line`` (no line break at all). Every start has its
+own stamps and process numbers, so that no line is ever the same again.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,22 +42,36 @@ def content(kind: str, size: int) -> Iterator[bytes]:
         "failures": (LOGS / "cpu-0.27.0-kv-cache-larger-than-memory.log").read_bytes(),
         "one-line": b"x" * (1 << 20),
     }[kind]
-    sent = 0
+    sent = turn = 0
     if kind == "serving":
         yield start
         sent = len(start)
     while sent < size:
-        for begin in range(0, len(again), 1 << 20):
-            yield again[begin : begin + (1 << 20)]
-        sent += len(again)
+        yield again if kind == "one-line" else varied(again, turn)
+        sent, turn = sent + len(again), turn + 1
+
+
+_TIME = re.compile(rb"\b(\d\d-\d\d) \d\d:\d\d:\d\d\b")
+_PID = re.compile(rb"pid=\d+")
+
+
+def varied(log: bytes, turn: int) -> bytes:
+    """Return a log as another start would write it."""
+    clock = b"%02d:%02d:%02d" % (turn // 3600 % 24, turn // 60 % 60, turn % 60)
+    log = _TIME.sub(lambda found: found.group(1) + b" " + clock, log)
+    return _PID.sub(b"pid=%d" % (10_000 + turn % 50_000), log)
 
 
 def measure(kind: str, size: int) -> dict[str, Any]:
-    """Parse one log in this process and return what it cost."""
+    """Parse one log in this process and return what it cost, making the log left out."""
     from tasks.capture import startup_log, text
 
-    wall, cpu = time.perf_counter(), time.process_time()
-    log = startup_log.parse(text.lines(content(kind, size)))
+    with tempfile.TemporaryFile() as file:
+        for piece in content(kind, size):
+            file.write(piece)
+        file.seek(0)
+        wall, cpu = time.perf_counter(), time.process_time()
+        log = startup_log.parse(text.lines(iter(lambda: file.read(1 << 20), b"")))
     return {
         "kind": kind,
         "megabytes": size / 1e6,
@@ -63,8 +79,14 @@ def measure(kind: str, size: int) -> dict[str, Any]:
         "outcome": log.outcome,
         "wall_s": round(time.perf_counter() - wall, 2),
         "cpu_s": round(time.process_time() - cpu, 2),
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_mib": peak_kib() // 1024,
     }
+
+
+def peak_kib() -> int:
+    """Return this process's peak of resident memory; ru_maxrss would count the parent's too."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
 def alone(kind: str, size: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""100 MB of a server's log in under 5 s and 200 MB; the other kinds are in parse_log.py."""
+"""100 MB of any server's log in under 5 s of CPU time and 200 MiB; about a minute in all."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 
 from tests.bench import parse_log as bench
 
+OUTCOMES = {"serving": "ok", "restarts": "ok", "failures": "failed", "one-line": "incomplete"}
 
-@pytest.mark.parametrize(
-    ("kind", "megabytes"), [("serving", 100), ("one-line", 100), ("restarts", 10)]
-)
-def test_cost(kind: str, megabytes: int) -> None:
-    """CPU time, so that a busy machine does not decide; a tenth of the size gets a fifth of it."""
-    cost = bench.alone(kind, megabytes * 1_000_000)
-    assert cost["cpu_s"] < (5.0 if megabytes == 100 else 1.0)
+
+@pytest.mark.parametrize("kind", bench.KINDS)
+def test_cost(kind: str) -> None:
+    """CPU time, so that a busy machine does not decide."""
+    cost = bench.alone(kind, 100_000_000)
+    print(cost)
+    assert cost["cpu_s"] < 5.0
     assert cost["peak_mib"] < 200
-    assert cost["outcome"] == ("incomplete" if kind == "one-line" else "ok")
+    assert cost["outcome"] == OUTCOMES[kind]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.capture import startup_log, text
 from tasks.capture.startup_log import StartupLog, parse
@@ -423,3 +426,54 @@ def test_arguments_of_three_forms() -> None:
     assert log.arguments["enforce_eager"] is True
     assert log.values["max_model_len_tokens"].value == 8192
     assert log.values["gpu_memory_utilization_ratio"].value == 0.75
+
+
+def other_digits(line: str, turn: int) -> str:
+    """Return ``line`` as another process might have written it at another time."""
+    return re.sub(r"[1-9]", lambda found: str(1 + (int(found.group()) + turn) % 9), line)
+
+
+ALL_LINES = [
+    *(
+        line
+        for path in sorted((DATA / "vllm-logs").glob("*.log"))
+        for line in path.read_text().splitlines()
+    ),
+    *(
+        line
+        for name in ("good-logs", "failures", "failure-texts", "failures-held-back")
+        for record in (DATA / f"{name}.jsonl").read_text().splitlines()
+        for line in json.loads(record)["lines"]
+    ),
+]
+
+
+def test_the_message_of_a_line_stands_where_it_stands_in_its_shape() -> None:
+    for turn, line in enumerate(ALL_LINES):
+        span = text.message_span(line)
+        other = other_digits(line, turn % 8)
+        assert text.shape(other) == text.shape(line)
+        if span is not None:
+            assert line[slice(*span)] == text.message(line)
+            assert other[slice(*span)] == text.message(other), other
+            assert text.level(other) == text.level(line)
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "vllm-logs").glob("*.log")), ids=lambda p: p.name)
+def test_remembering_shapes_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log in which the same is said again and again, with other numbers each time."""
+    lines = path.read_text(errors="replace").split("\n")
+    again = [*lines, *(other_digits(line, 1) for line in lines), *lines]
+    remembered = parse(again)
+    monkeypatch.setattr(startup_log, "_SHAPES_KEPT", 0)
+    assert parse(again) == remembered
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(ALL_LINES), st.integers(0, 7)), max_size=30))
+def test_remembering_shapes_changes_nothing_in_any_order(picked: list[tuple[str, int]]) -> None:
+    lines = [other_digits(line, turn) for line, turn in picked]
+    remembered = parse(lines)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(startup_log, "_SHAPES_KEPT", 0)
+        assert parse(lines) == remembered
