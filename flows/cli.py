@@ -6,12 +6,14 @@ planning and parsing answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -73,29 +75,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets a question mark, not a traceback.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    command = typer.main.get_command(build())
+    _usable_streams()
     try:
-        result = command.main(
+        result = typer.main.get_command(build()).main(
             args=list(arguments) if arguments is not None else None,
             prog_name="memsweep",
             standalone_mode=False,
         )
+        sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output went away (`memsweep runs | head`): not a fault. Python would
-        # complain once more when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output went away (`memsweep runs | head`): not a fault.
+        _drop_stdout()
         return 0
+    except OSError as error:
+        _drop_stdout()
+        return _told(error)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last line of defence
         return _told(error)
     return result if isinstance(result, int) else 0
 
 
+def _usable_streams() -> None:
+    """Make printing safe: a closed stream swallows, an odd encoding shows a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            sink = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - until the end
+            setattr(sys, name, sink)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_stdout() -> None:
+    """Let Python's last flush succeed; it would complain once more of a full disk or pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _told(error: BaseException) -> int:
     """Say in one line what went wrong and return the exit code; no traceback for users."""
+    if _comes_from_ctrl_c(error):
+        error = KeyboardInterrupt()
     match error:
         case typer.Exit():
             return error.exit_code
@@ -119,6 +139,15 @@ def _told(error: BaseException) -> int:
     kind = type(error).__name__
     say(f"memsweep: {kind}: {what} (not foreseen; MEMSWEEP_TRACEBACK=1 shows where)")
     return 3
+
+
+def _comes_from_ctrl_c(error: BaseException | None) -> bool:
+    """Whether a Ctrl-C is at the root: libraries turn one during their import into an error."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _one_line(error: typer.TyperException) -> str:

@@ -170,7 +170,7 @@ def open_context(
     plan = make_plan(sweep, where_runs, keep_infeasible=keep_infeasible)
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
-    round_, new = open_round(home, sweep, text, fresh=fresh)
+    round_, new = open_round(home, sweep, text, target=target_name, fresh=fresh)
     say(f"round {round_.id} ({'opened' if new else 'goes on'})")
     port = port_of(home)
     port.ensure_project()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,6 +40,8 @@ def now() -> str:
     """Return the time as ISO 8601 UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
+
+DEFAULT_TARGET = "local"
 
 #: Outcomes after which a repeat is measured again, as a further attempt: nothing was found out
 #: about the cell, or the prediction refused it and it is to be run after all. Every other typed
@@ -75,6 +78,7 @@ class Round:
     sweep_sha256: str
     label: str
     opened_at: str
+    target: str
 
     @property
     def folder(self) -> Path:
@@ -231,7 +235,7 @@ class Round:
         self._stop_file.unlink(missing_ok=True)
 
 
-_FACTS = ("id", "sweep_name", "sweep_sha256", "label", "opened_at")
+_FACTS = ("id", "sweep_name", "sweep_sha256", "label", "opened_at", "target")
 FIELDS = (
     "cell_key",
     "repeat",
@@ -253,6 +257,11 @@ def _state(value: dict[str, object]) -> RepeatState | None:
     return RepeatState(**{name: value.get(name) for name in FIELDS})  # type: ignore[arg-type]
 
 
+def _plain(target: str) -> str:
+    """Return a target (a profile's name or file) as part of a folder's name."""
+    return re.sub(r"[^a-z0-9]+", "-", Path(target).stem.lower()).strip("-") or "target"
+
+
 def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
     """Return the rounds in the state folder, oldest first, of one sweep name or of all."""
     values = (read_json(path) for path in home.rounds.glob("*/round.json"))
@@ -269,14 +278,24 @@ def _round(home: Home, value: dict[str, object]) -> Round | None:
 
 
 def open_round(
-    home: Home, sweep: Sweep, sweep_text: str, *, fresh: bool, label: str | None = None
+    home: Home,
+    sweep: Sweep,
+    sweep_text: str,
+    *,
+    target: str,
+    fresh: bool,
+    label: str | None = None,
 ) -> tuple[Round, bool]:
-    """Return ``(round, is new)``: the sweep's newest round, or a new one.
+    """Return ``(round, is new)``: the sweep's newest round on the target, or a new one.
 
     A sweep whose content changed has another hash and so another round. ``label`` (a night's
     scheduled time) names the round to take or to open.
     """
-    same = [r for r in rounds_of(home, sweep.name) if r.sweep_sha256 == sweep.sha256]
+    same = [
+        r
+        for r in rounds_of(home, sweep.name)
+        if (r.sweep_sha256, r.target) == (sweep.sha256, target)
+    ]
     if label is not None:
         same = [r for r in same if r.label == label]
     if same and not fresh:
@@ -284,7 +303,8 @@ def open_round(
     if label is None:
         numbers = [int(r.label) for r in same if r.label.isdigit()]
         label = str(max(numbers, default=0) + 1)
-    round_id = f"{sweep.name}-{sweep.sha256[:8]}-{label}"
+    place = "" if target == DEFAULT_TARGET else f"{_plain(target)}-"
+    round_id = f"{sweep.name}-{sweep.sha256[:8]}-{place}{label}"
     folder = home.rounds / round_id
     if (folder / "round.json").exists():
         raise CannotFindOut(f"round {round_id} was opened by another process just now; run again")
@@ -295,6 +315,7 @@ def open_round(
         "sweep_sha256": sweep.sha256,
         "label": label,
         "opened_at": now(),
+        "target": target,
     }
     write_text(folder / "sweep.yaml", sweep_text)
     if sweep.prompt_files:
@@ -307,5 +328,6 @@ def open_round(
         sweep_sha256=sweep.sha256,
         label=label,
         opened_at=str(value["opened_at"]),
+        target=target,
     )
     return opened, True

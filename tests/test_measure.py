@@ -31,7 +31,7 @@ def make(home: Home, monkeypatch: pytest.MonkeyPatch) -> Make:
     plan = make_plan(sweep, surroundings())
 
     def build(port: FakePolyaxon) -> tuple[Measuring, PlannedRun]:
-        round_, _ = open_round(home, sweep, text, fresh=False)
+        round_, _ = open_round(home, sweep, text, target="local", fresh=False)
         measuring = Measuring(
             home=home,
             round=round_,

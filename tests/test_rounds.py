@@ -23,7 +23,9 @@ KEY = "a" * 64
 
 def opened(home: Home, *, fresh: bool = False, label: str | None = None) -> tuple[Round, bool]:
     where, text = find_sweep("demo")
-    return open_round(home, parse_sweep(text, where=where), text, fresh=fresh, label=label)
+    return open_round(
+        home, parse_sweep(text, where=where), text, target="local", fresh=fresh, label=label
+    )
 
 
 def state(**changes: object) -> RepeatState:
@@ -166,9 +168,9 @@ def test_a_round_keeps_its_sweeps_prompt_files(home: Home, tmp_path: Path) -> No
         "experiments: [{name: one, points: [{parallel: 1, number: 1, prompts: ../a b.txt}]}]\n"
     )
     sweep = parse_sweep(text, where="x", read={"../a b.txt": "5\tone\r\n"}.__getitem__)
-    opened, _ = open_round(home, sweep, text, fresh=False)
+    opened, _ = open_round(home, sweep, text, target="local", fresh=False)
     again = opened.sweep()
     assert again.prompt_files == {"../a b.txt": "5\tone\r\n"}
     assert again.sha256 == sweep.sha256
     other = parse_sweep(text, where="x", read={"../a b.txt": "5\ttwo\n"}.__getitem__)
-    assert open_round(home, other, text, fresh=False)[1]
+    assert open_round(home, other, text, target="local", fresh=False)[1]

@@ -18,6 +18,7 @@ from tasks.plan.plan import Plan, PlannedCell, make_plan
 from tasks.plan.prediction import Prediction
 from tasks.plan.sizing_lint import Finding
 from tasks.plan.sweep import parse_sweep
+from warehouse.errors import BadInput
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a shipped name or a file")]
 TargetOption = Annotated[
@@ -42,8 +43,13 @@ def sweeps(json: JsonOption = False) -> None:
     """
     own = {str(path): path for path in sorted(Path.cwd().glob("*.sweep.yaml"))}
     rows = []
-    for name, path in {**shipped(), **own}.items():
-        sweep = parse_sweep(path.read_text(encoding="utf-8"), where=name, read=beside(name))
+    for name in {**shipped(), **own}:
+        try:
+            where, text = find_sweep(name)
+            sweep = parse_sweep(text, where=where, read=beside(name))
+        except BadInput as error:
+            say(f"left out - {error}")
+            continue
         rows.append(
             {
                 "sweep": name,

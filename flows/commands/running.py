@@ -211,7 +211,7 @@ def _progress(home: Home, round_: Round) -> dict[str, object]:
         "problem": None,
     }
     try:
-        plan = make_plan(round_.sweep(), surroundings(home, "local"))
+        plan = make_plan(round_.sweep(), surroundings(home, round_.target))
     except (MemsweepError, OSError) as error:
         return found | {"problem": f"cannot be read: {error}"}
     runs = [*plan.runs(), *plan.skipped()]
@@ -258,7 +258,12 @@ def stop(
     from flows.context import find_run, port_of
 
     run_uuid = find_run(home, what)
-    port_of(home).stop(run_uuid)
+    port = port_of(home)
+    view = port.view(run_uuid)
+    if view.is_final:
+        say(f"run {run_uuid}: ended already ({view.status})")
+        return
+    port.stop(run_uuid)
     say(f"run {run_uuid}: stop asked")
 
 

@@ -166,3 +166,35 @@ def test_output_that_cannot_be_encoded_is_replaced(tmp_path: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("memsweep: ")
+
+
+def test_a_ctrl_c_that_a_library_wrapped_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows.commands import planning
+
+    def broken(name: str) -> tuple[str, str]:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError(name) from error
+
+    monkeypatch.setattr(planning, "find_sweep", broken)
+    assert cli.run(["plan", "demo"]) == 130
+    assert capsys.readouterr().err == "memsweep: interrupted\n"
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "> /dev/full", "| head -n 1 > /dev/null"])
+def test_odd_streams_give_no_traceback(redirect: str, tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -m flows.cli plan demo {redirect}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=Path(__file__).parents[2],
+        env={"MEMSWEEP_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (3 if "full" in redirect else 0)

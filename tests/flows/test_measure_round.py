@@ -76,7 +76,7 @@ def make(
     def build(slots: int) -> Context:
         parsed = parse_sweep(SWEEP, where="x")
         plan = make_plan(parsed, surroundings(slots=slots))
-        round_, _ = open_round(home, parsed, SWEEP, fresh=False)
+        round_, _ = open_round(home, parsed, SWEEP, target="local", fresh=False)
         origin = Origin("flow", "0" * 64, "local", lambda run: "1" * 64)
         measuring = Measuring(
             home=home,
@@ -215,7 +215,7 @@ def test_results_of_infeasible_cells_need_no_prefect(home: Home, tmp_path: Path)
     del tmp_path
     parsed = parse_sweep(SWEEP.replace("16777216", "1000000000000"), where="x")
     plan = make_plan(parsed, surroundings())
-    round_, _ = open_round(home, parsed, SWEEP, fresh=False)
+    round_, _ = open_round(home, parsed, SWEEP, target="local", fresh=False)
     origin = Origin("flow", "0" * 64, "local", lambda run: "1" * 64)
     measuring = Measuring(
         home=home,

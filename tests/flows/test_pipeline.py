@@ -49,7 +49,7 @@ experiments:
 def context(home: Home) -> Context:
     sweep = parse_sweep(SWEEP, where="x")
     plan = make_plan(sweep, surroundings(revision=lambda name: MODEL_REVISION))
-    round_, _ = open_round(home, sweep, SWEEP, fresh=False)
+    round_, _ = open_round(home, sweep, SWEEP, target="local", fresh=False)
     flow = "00000000-0000-4000-8000-0000000000ff"
     origin = Origin(flow, "0" * 64, "local", lambda run: "1" * 64)
     measuring = Measuring(
