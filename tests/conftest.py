@@ -3,17 +3,14 @@ package of the same name."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks import processes
 from tasks.home import Home
-from tests.double.runs import MakeRun, PodRun
+from tests.double.runs import MakeRun, PodRun, end_what_is_left
 
 
 @pytest.fixture
@@ -34,22 +31,5 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
         return made[-1]
 
     yield make
-    left = [
-        process
-        for process in processes.table().values()
-        if process.running and _belongs(process.pid, tmp_path)
-    ]
-    for process in left:
-        os.kill(process.pid, signal.SIGKILL)
+    left = end_what_is_left(tmp_path)
     assert not left, f"left running: {left}"
-
-
-def _belongs(pid: int, folder: Path) -> bool:
-    """Whether a process was started for one of the test's runs: they all name its folder."""
-    try:
-        command = (
-            Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-        )
-    except OSError:
-        return False
-    return str(folder).encode() in command

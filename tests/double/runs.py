@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tasks import processes
 from tests.double import cells
 from tests.double.engine import make_bench, make_engine, make_model
 
@@ -31,6 +33,7 @@ class PodRun:
     #: Variables that replace the doubles' places, as for a run against the real parts.
     places: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    exit_code: int | None = None
 
     @property
     def outputs(self) -> Path:
@@ -126,20 +129,23 @@ class PodRun:
 
 #: Runs one cell after the other, each as `python -P -m tasks.pod` would.
 _MANY = """
-import json, os, sys
+import json, os, pathlib, sys
 from tasks.pod.__main__ import main
 for environment in json.load(sys.stdin):
     os.environ.clear()
     os.environ.update(environment)
-    main()
+    code = main()
+    pathlib.Path(environment["MEMSWEEP_OUTPUTS"] + ".code").write_text(str(code))
 """
 
 
 def run_all(runs: Sequence[PodRun], *, workers: int = 4, timeout_s: float = 120) -> None:
-    """Run many runs in few processes, several at a time: a start of Python each would cost more."""
-    shares = [list(runs[number::workers]) for number in range(workers)]
-    started = []
-    for share in filter(None, shares):
+    """Run many runs in few processes, several at a time: a start of Python each would cost more.
+
+    Each run's ``exit_code`` is set.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    for share in filter(None, (list(runs[number::workers]) for number in range(workers))):
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", _MANY],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
@@ -154,11 +160,37 @@ def run_all(runs: Sequence[PodRun], *, workers: int = 4, timeout_s: float = 120)
     deadline = time.monotonic() + timeout_s
     for process in started:
         try:
-            assert process.wait(max(0.1, deadline - time.monotonic())) == 0
+            process.wait(max(0.1, deadline - time.monotonic()))
         finally:
             if process.returncode is None:
                 process.kill()
                 process.wait()
+    assert [process.returncode for process in started] == [0] * len(started)
+    for run in runs:
+        run.exit_code = int(run.outputs.with_name("outputs.code").read_text())
+
+
+def end_what_is_left(folder: Path) -> list[int]:
+    """End every process that was started for a run below ``folder``; returns their PIDs."""
+    left = [
+        process.pid
+        for process in processes.table().values()
+        if process.running and _belongs(process.pid, folder)
+    ]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _belongs(pid: int, folder: Path) -> bool:
+    """Whether a process was started for one of the runs: they all name its folder."""
+    try:
+        command = (
+            Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+    except OSError:
+        return False
+    return str(folder).encode() in command
 
 
 class MakeRun(Protocol):

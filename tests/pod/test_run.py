@@ -12,6 +12,7 @@ import os
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from tasks.pod.families import scan
 from tests.double.engine import MODEL_REVISION
-from tests.double.runs import MakeRun, PodRun
+from tests.double.runs import MakeRun, PodRun, end_what_is_left, run_all
 
 TIGHT = [
     {"parallel": 16, "number": 32, "warmup": 2, "prompt_tokens": 600, "output_tokens": 48},
@@ -28,6 +29,75 @@ TIGHT = [
 ]
 
 POINTS = "bench/load_points.json"
+PINNED = "sha256:" + "0" * 64
+RECORDED = [
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+    "total capacity of 79.15 GiB of which 1.11 GiB is free.\r",
+    "\x1b[31mRuntimeError: Engine core initialization failed.\x1b[0m",
+]
+TWELVE = {"parallel": 4, "number": 12}
+FROZEN = ["one two", "three", "with\nline end"]
+#: The double counts words and six tokens of a template: the last count is wrong.
+PROMPT_FILE = "\n".join(
+    json.dumps({"prompt": text, "tokens": tokens})
+    for text, tokens in zip(FROZEN, (8, 7, 8), strict=True)
+)
+FIRST_GOES_WRONG = {"load": [{}, {}], "limits": {"load_point_s": [1.5, 20.0]}}
+#: Runs that nobody has to do anything to, made once and side by side: they mostly wait.
+PLAIN: dict[str, dict[str, Any]] = {
+    "refused kv": {"cell": {"server": {"kv_cache_memory_bytes": 25_769_803_776}}},
+    "refused length": {"cell": {"server": {"max_model_len": 32_768}}},
+    "another model": {"cell": {"pins": {"model_revision": PINNED}}},
+    "a commit": {"cell": {"pins": {"model_revision": "0" * 40}}},
+    "recorded refusal": {"engine": {"refuse_lines": RECORDED, "refuse_exit_code": 2}},
+    "hangs at boot": {"engine": {"hang_at_boot": True}, "cell": {"limits": {"start_s": 1.0}}},
+    "dies at first": {"engine": {"die_on_first_request": True}},
+    "hangs at first": {"engine": {"hang_on_request": True}, "cell": {"limits": {"ready_s": 1.0}}},
+    "thinks": {"engine": {"think": True}},
+    "other alias": {"engine": {"alias": "other"}},
+    "other limit": {"engine": {"reported_max_model_len": 1024}},
+    "sends": {"cell": {"load": [TWELVE, TWELVE]}, "engine": {"step_s": 0.002}},
+    "sends the same": {"cell": {"load": [TWELVE, TWELVE]}},
+    "sends another seed": {"cell": {"load": [TWELVE | {"seed": 43}]}},
+    "frozen prompts": {"cell": {"prompts": PROMPT_FILE, "load": [{"number": 5, "warmup": 2}]}},
+    "requests fail": {"engine": {"fail_requests_after": 8}, "cell": {"load": [{}, {}, {}]}},
+    "every request fails": {"engine": {"fail_requests_after": 1}},
+    "exit_at_level": {"bench": {"exit_at_level": "load_point_0"}, "cell": FIRST_GOES_WRONG},
+    "die_at_level": {"bench": {"die_at_level": "load_point_0"}, "cell": FIRST_GOES_WRONG},
+    "hang_at_level": {"bench": {"hang_at_level": "load_point_0"}, "cell": FIRST_GOES_WRONG},
+    "no import": {"bench": {"no_import": True}},
+    "no hook": {"bench": {"no_hook": True}},
+    "ignores sigterm": {"engine": {"ignore_sigterm": True}, "cell": {"limits": {"stop_s": 0.5}}},
+    "orphan in group": {"engine": {"orphan_worker": "group"}, "cell": {"limits": {"stop_s": 0.5}}},
+    "orphan in session": {
+        "engine": {"orphan_worker": "session"},
+        "cell": {"limits": {"stop_s": 0.5}},
+    },
+    "garbled metrics": {
+        "engine": {"garble_metrics_every": 2, "step_s": 0.005, "old_names": True},
+        "cell": {"load": [{"number": 16}]},
+    },
+}
+
+Finished = Callable[[str], PodRun]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Give one of the plain runs by its name, ended with exit code 0."""
+    folder = tmp_path_factory.mktemp("plain")
+    runs = {}
+    for name, parts in PLAIN.items():
+        (folder / name).mkdir()
+        runs[name] = PodRun(folder / name, **parts)
+    run_all(list(runs.values()))
+    assert end_what_is_left(folder) == []
+
+    def give(name: str) -> PodRun:
+        assert runs[name].exit_code == 0, name
+        return runs[name]
+
+    return give
 
 
 def engine_pids(run: PodRun) -> list[int]:
@@ -162,17 +232,11 @@ class TestStart:
     """A server that does not come up, or comes up as something else."""
 
     @pytest.mark.parametrize(
-        ("engine", "server", "text"),
-        [
-            pytest.param({}, {"kv_cache_memory_bytes": 25_769_803_776}, "on kv cache", id="kv"),
-            pytest.param({}, {"max_model_len": 32_768}, "max seq len (32768)", id="length"),
-        ],
+        ("name", "text"),
+        [("refused kv", "on kv cache"), ("refused length", "max seq len (32768)")],
     )
-    def test_a_refusal_is_a_result(
-        self, make_run: MakeRun, engine: dict[str, Any], server: dict[str, Any], text: str
-    ) -> None:
-        run = make_run(engine=engine, cell={"server": server})
-        assert run.run() == 0
+    def test_a_refusal_is_a_result(self, finished: Finished, name: str, text: str) -> None:
+        run = finished(name)
         end = assert_sealed(run)
         assert (end["observed"], end["phase"]) == ("refused_or_crashed_at_start", "start")
         assert "exit code 1" in end["message"]
@@ -181,51 +245,40 @@ class TestStart:
         assert {p["state"] for p in run.json("bench/load_points.json")} == {"skipped"}
         assert_proven_clean(run)
 
-    def test_another_model_than_the_pinned_one_is_not_served(self, make_run: MakeRun) -> None:
-        pinned = "sha256:" + "0" * 64
-        run = make_run(cell={"pins": {"model_revision": pinned}})
-        assert run.run() == 0
+    def test_another_model_than_the_pinned_one_is_not_served(self, finished: Finished) -> None:
+        run = finished("another model")
         end = assert_sealed(run)
         assert (end["observed"], end["phase"]) == ("config_mismatch", "start")
-        assert end["message"] == f"model_revision: got {MODEL_REVISION}, wanted {pinned}"
+        assert end["message"] == f"model_revision: got {MODEL_REVISION}, wanted {PINNED}"
         (check,) = run.json("server_info.json")["checks"]
         assert (check["name"], check["state"]) == ("model_revision", "differs")
         assert not (run.outputs / "server.log").exists()
         assert run.json("environment.json")["model"]["revision"] == MODEL_REVISION
         assert_proven_clean(run)
 
-    def test_a_commit_of_a_hub_is_no_hash_to_compare(self, make_run: MakeRun) -> None:
-        run = make_run(cell={"pins": {"model_revision": "0" * 40}})
-        assert run.run() == 0
+    def test_a_commit_of_a_hub_is_no_hash_to_compare(self, finished: Finished) -> None:
+        run = finished("a commit")
         assert run.json("end.json")["observed"] == "ok"
         check = run.json("server_info.json")["checks"][0]
         assert (check["name"], check["got"], check["state"]) == ("model_revision", None, "unknown")
 
-    def test_recorded_refusals_are_kept_word_for_word(self, make_run: MakeRun) -> None:
-        lines = [
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
-            "total capacity of 79.15 GiB of which 1.11 GiB is free.\r",
-            "\x1b[31mRuntimeError: Engine core initialization failed.\x1b[0m",
-        ]
-        run = make_run(engine={"refuse_lines": lines, "refuse_exit_code": 2})
-        assert run.run() == 0
+    def test_recorded_refusals_are_kept_word_for_word(self, finished: Finished) -> None:
+        run = finished("recorded refusal")
         log = (run.outputs / "server.log").read_bytes()
-        assert all(line.encode() in log for line in lines)
+        assert all(line.encode() in log for line in RECORDED)
         assert "exit code 2" in run.json("end.json")["message"]
 
-    def test_a_server_that_never_answers_is_not_ready(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"hang_at_boot": True}, cell={"limits": {"start_s": 1.0}})
-        assert run.run() == 0
+    def test_a_server_that_never_answers_is_not_ready(self, finished: Finished) -> None:
+        run = finished("hangs at boot")
         end = run.json("end.json")
         assert (end["observed"], end["phase"]) == ("not_ready", "start")
         assert "after 1 s, wanted 200" in end["message"]
         assert_proven_clean(run)
 
     def test_a_healthy_server_that_dies_on_its_first_request_crashed(
-        self, make_run: MakeRun
+        self, finished: Finished
     ) -> None:
-        run = make_run(engine={"die_on_first_request": True})
-        assert run.run() == 0
+        run = finished("dies at first")
         end = run.json("end.json")
         # Its API process leaves with 0, which is no evidence of a good end.
         assert (end["observed"], end["phase"]) == ("crashed", "ready")
@@ -233,28 +286,27 @@ class TestStart:
         assert run.json("readiness.json")["health"]["status"] == 200
         assert_proven_clean(run)
 
-    def test_a_server_that_hangs_on_its_first_request_is_not_ready(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"hang_on_request": True}, cell={"limits": {"ready_s": 1.0}})
-        assert run.run() == 0
+    def test_a_server_that_hangs_on_its_first_request_is_not_ready(
+        self, finished: Finished
+    ) -> None:
+        run = finished("hangs at first")
         end = run.json("end.json")
         assert (end["observed"], end["phase"]) == ("not_ready", "ready")
         assert "no answer within 1 s" in end["message"]
 
     @pytest.mark.parametrize(
-        ("engine", "check"), [({"think": True}, "no_reasoning"), ({"alias": "other"}, "other")]
+        ("name", "check"), [("thinks", "no_reasoning"), ("other alias", "other")]
     )
     def test_a_server_that_is_something_else_is_not_ready(
-        self, make_run: MakeRun, engine: dict[str, Any], check: str
+        self, finished: Finished, name: str, check: str
     ) -> None:
-        run = make_run(engine=engine)
-        assert run.run() == 0
+        run = finished(name)
         end = run.json("end.json")
         assert end["observed"] == "not_ready"
         assert check in end["message"]
 
-    def test_another_configuration_than_asked_for_is_not_measured(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"reported_max_model_len": 1024})
-        assert run.run() == 0
+    def test_another_configuration_than_asked_for_is_not_measured(self, finished: Finished) -> None:
+        run = finished("other limit")
         end = run.json("end.json")
         assert (end["observed"], end["phase"]) == ("config_mismatch", "ready")
         assert end["message"] == "max_model_len: got 1024, wanted 2048"
@@ -286,35 +338,25 @@ class TestLoad:
         assert [p["state"] for p in points[1:]] == ["skipped"] * (len(load) - 1)
         assert_proven_clean(run)
 
-    def test_two_runs_are_shown_to_have_sent_the_same(self, make_run: MakeRun) -> None:
+    def test_two_runs_are_shown_to_have_sent_the_same(self, finished: Finished) -> None:
         """Whatever order the answers came in; another seed or offset sends something else."""
-        load = [{"parallel": 4, "number": 12}, {"parallel": 4, "number": 12}]
-        runs = [
-            make_run("one", cell={"load": load}, engine={"step_s": 0.002}).start(),
-            make_run("two", cell={"load": load}).start(),
-            make_run("other", cell={"load": [{"parallel": 4, "number": 12, "seed": 43}]}).start(),
-        ]
-        assert [run.wait() for run in runs] == [0, 0, 0]
+        runs = [finished(name) for name in ("sends", "sends the same", "sends another seed")]
         one, two, other = ([p["requests_sha256"] for p in run.json(POINTS)] for run in runs)
         assert one == two
         assert len({*one, *other}) == 3
         assert all(len(digest) == 64 for digest in one)
 
     def test_frozen_prompts_are_sent_in_order_and_their_tokens_checked(
-        self, make_run: MakeRun
+        self, finished: Finished
     ) -> None:
         """The double counts words and six tokens of a template; the last count is stated wrong."""
-        texts = ["one two", "three", "with\nline end"]
-        stated = zip(texts, (8, 7, 8), strict=True)
-        lines = [json.dumps({"prompt": text, "tokens": tokens}) for text, tokens in stated]
-        run = make_run(cell={"prompts": "\n".join(lines), "load": [{"number": 5, "warmup": 2}]})
-        assert run.run() == 0
+        run = finished("frozen prompts")
         end = assert_sealed(run)
         assert end["observed"] == "ok"
         (point,) = run.json(POINTS)
         assert (point["succeeded"], point["prompt_tokens_differ"]) == (5, 1)
         sent = (run.outputs / "bench/prompts_0.jsonl").read_text().splitlines()
-        assert [texts.index(json.loads(line)[0]["content"]) for line in sent] == [
+        assert [FROZEN.index(json.loads(line)[0]["content"]) for line in sent] == [
             2,
             0,
             0,
@@ -329,11 +371,10 @@ class TestLoad:
                 "SELECT json_extract(request, '$.messages[0].content') FROM result"
                 " ORDER BY start_time"
             ).fetchall()
-        assert [texts.index(text) for (text,) in rows] == [0, 1, 2, 0, 1]
+        assert [FROZEN.index(text) for (text,) in rows] == [0, 1, 2, 0, 1]
 
-    def test_requests_that_fail_make_a_part(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"fail_requests_after": 8}, cell={"load": [{}, {}, {}]})
-        assert run.run() == 0
+    def test_requests_that_fail_make_a_part(self, finished: Finished) -> None:
+        run = finished("requests fail")
         end = run.json("end.json")
         assert end["observed"] == "partial"
         points = run.json("bench/load_points.json")
@@ -345,42 +386,31 @@ class TestLoad:
         ]
         assert points[2]["error"] == "0 of 4 requests were answered whole"
 
-    def test_no_request_that_succeeds_is_a_failed_bench(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"fail_requests_after": 1})
-        assert run.run() == 0
+    def test_no_request_that_succeeds_is_a_failed_bench(self, finished: Finished) -> None:
+        run = finished("every request fails")
         assert run.json("end.json")["observed"] == "bench_failed"
 
-    def test_a_level_that_fails_does_not_lose_the_others(self, make_run: MakeRun) -> None:
+    def test_a_level_that_fails_does_not_lose_the_others(self, finished: Finished) -> None:
         errors = {
             "exit_at_level": "SystemExit: 1",
             "die_at_level": "ended in the middle",
             "hang_at_level": "deadline of the load point is over",
         }
-        runs = {
-            mode: make_run(
-                mode,
-                bench={mode: "load_point_0"},
-                cell={"load": [{}, {}], "limits": {"load_point_s": [1.5, 20.0]}},
-            ).start()
-            for mode in errors
-        }
-        for mode, run in runs.items():
-            assert run.wait() == 0
+        for mode in errors:
+            run = finished(mode)
             points = run.json("bench/load_points.json")
             assert [p["state"] for p in points] == ["failed", "ok"], mode
             assert errors[mode] in points[0]["error"]
             assert run.json("end.json")["observed"] == "partial"
 
-    def test_a_bench_that_cannot_be_imported_is_a_failed_bench(self, make_run: MakeRun) -> None:
-        run = make_run(bench={"no_import": True})
-        assert run.run() == 0
+    def test_a_bench_that_cannot_be_imported_is_a_failed_bench(self, finished: Finished) -> None:
+        run = finished("no import")
         end = run.json("end.json")
         assert end["observed"] == "bench_failed"
         assert "cannot be imported" in end["message"]
 
-    def test_without_the_hook_the_window_comes_from_the_rows(self, make_run: MakeRun) -> None:
-        run = make_run(bench={"no_hook": True})
-        assert run.run() == 0
+    def test_without_the_hook_the_window_comes_from_the_rows(self, finished: Finished) -> None:
+        run = finished("no hook")
         marks = [p for p in run.json("phases.json")["phases"] if p["load_point"] == 0]
         assert [(p["name"], p["source"]) for p in marks] == [("measure", "database")]
         assert marks[0]["start_s"] < marks[0]["end_s"]
@@ -446,27 +476,21 @@ class TestInterrupt:
 class TestStop:
     """Servers that do not want to go."""
 
-    def test_a_server_that_ignores_sigterm_is_killed(self, make_run: MakeRun) -> None:
-        run = make_run(engine={"ignore_sigterm": True}, cell={"limits": {"stop_s": 0.5}})
-        assert run.run() == 0
+    def test_a_server_that_ignores_sigterm_is_killed(self, finished: Finished) -> None:
+        run = finished("ignores sigterm")
         stop = assert_proven_clean(run)
         assert (stop["escalated"], stop["server_exit_code"]) == (True, -9)
         assert run.json("end.json")["observed"] == "ok"
 
     @pytest.mark.parametrize("kind", ["group", "session"])
-    def test_an_orphaned_worker_is_killed(self, make_run: MakeRun, kind: str) -> None:
-        run = make_run(engine={"orphan_worker": kind}, cell={"limits": {"stop_s": 0.5}})
-        assert run.run() == 0
+    def test_an_orphaned_worker_is_killed(self, finished: Finished, kind: str) -> None:
+        run = finished(f"orphan in {kind}")
         stop = assert_proven_clean(run)
         assert len(stop["after_ready"]["processes"]) == 3
         assert stop["escalated"] is True
 
-    def test_garbled_metrics_are_missed_ticks_with_reasons(self, make_run: MakeRun) -> None:
-        run = make_run(
-            engine={"garble_metrics_every": 2, "step_s": 0.005, "old_names": True},
-            cell={"load": [{"number": 16}]},
-        )
-        assert run.run() == 0
+    def test_garbled_metrics_are_missed_ticks_with_reasons(self, finished: Finished) -> None:
+        run = finished("garbled metrics")
         rows = run.lines("raw/server_samples.jsonl")
         missed = [row for row in rows if row["state"] == "missed"]
         reasons = {row["reason"].split(":")[0].split(" of ")[0] for row in missed}
