@@ -149,7 +149,10 @@ def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
         if models.is_generated(name):
             models.ensure(home, name, progress=say)
     return services.up(
-        home, prefect_api_url=os.environ.get("PREFECT_API_URL") or None, progress=say
+        home,
+        slots=profile.slots,
+        prefect_api_url=os.environ.get("PREFECT_API_URL") or None,
+        progress=say,
     )
 
 
