@@ -1,4 +1,4 @@
-"""No parser crashes, and noise gives no value: 5 seconds by default, 5 minutes in the soak tier.
+"""No parser crashes, and noise gives no value: 2 seconds by default, 5 minutes in the soak tier.
 
 The seeds are the recorded logs, pages and databases; they are cut, spliced, repeated and sprinkled
 with foreign bytes, as disks, terminals and posters do.
@@ -36,7 +36,7 @@ LOGS.append((DATA / "good-logs.jsonl").read_bytes())
 LOGS.append((DATA / "failures.jsonl").read_bytes())
 PAGES = [path.read_bytes()[:20_000] for path in sorted((DATA / "metrics").glob("*.txt"))]
 DATABASES = [
-    path.read_bytes() for path in sorted((DATA / "evalscope-1.9.1").rglob("benchmark_data.db"))
+    path.read_bytes() for path in sorted((DATA / "evalscope-1.9.1").rglob("*.db"))
 ]
 CHUNK = 4096
 
@@ -139,7 +139,7 @@ def fuzz(seconds: float, seed: int) -> int:
 
 
 def test_mutated_inputs_never_crash() -> None:
-    assert fuzz(3.0, seed=20_260_801) > 20
+    assert fuzz(1.5, seed=20_260_801) > 20
 
 
 @pytest.mark.soak
