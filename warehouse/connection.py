@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,6 +191,29 @@ def finish_swap(live: Path) -> None:
         fresh.replace(live)
     marker.unlink()
     _sync(live.parent)
+
+
+@contextmanager
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Run the body in one transaction: all of it is kept, or nothing.
+
+    Raises :class:`CannotFindOut` when the file cannot be written (a full disk): a COMMIT that fails
+    has ended the transaction already, so that rolling back fails too and must not hide the cause.
+    """
+    import duckdb
+
+    connection.execute("BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException as error:
+        with suppress(duckdb.Error):
+            connection.execute("ROLLBACK")
+        if isinstance(error, duckdb.IOException | duckdb.FatalException):
+            raise CannotFindOut(
+                f"the warehouse cannot be written: {first_line(error)}; nothing of this was kept"
+            ) from error
+        raise
 
 
 def first_line(error: BaseException) -> str:

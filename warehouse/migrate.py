@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from warehouse.connection import transaction
 from warehouse.errors import CannotFindOut
 
 if TYPE_CHECKING:
@@ -68,14 +69,9 @@ def migrate(
 def _apply(
     connection: duckdb.DuckDBPyConnection, version: int, name: str, sql: str, digest: str
 ) -> None:
-    connection.execute("BEGIN")
-    try:
+    with transaction(connection):
         connection.execute(sql)
         connection.execute(
             "INSERT INTO schema_version VALUES (?, ?, ?, ?)",
             [version, name, digest, datetime.now(UTC).replace(tzinfo=None)],
         )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

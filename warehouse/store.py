@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from warehouse.connection import first_line
+from warehouse.connection import first_line, transaction
 from warehouse.errors import CheckFailed
 from warehouse.tables import RUN_TABLES, SAMPLE_TABLES, SHARED_TABLES, TABLES, arrow_schema
 
@@ -49,53 +49,53 @@ def replace_runs(
     :class:`CheckFailed` when the rows do not fit the tables.
     """
     import duckdb
-    import pyarrow as pa
 
     if not runs:
         return
-    now = datetime.now(UTC).replace(tzinfo=None)
     known = known_runs(connection)
     old = [run for run in runs if run in known]
-    connection.execute("BEGIN")
     try:
-        for table in RUN_TABLES if old else ():
-            connection.execute(
-                f"DELETE FROM {table} WHERE run_uuid IN (SELECT unnest(?::VARCHAR[])::UUID)", [old]
-            )
-        for table in TABLES:
-            parts = [tables[table] for tables in runs.values() if table in tables]
-            if not parts:
-                continue
-            rows = pa.concat_tables(parts)
-            if table == "ingest":
-                stamp = pa.array([now] * rows.num_rows, pa.timestamp("us"))
-                rows = rows.append_column("ingested_at", stamp)
-            _insert(connection, table, rows)
-        if old:
-            _drop_orphans(connection)
-        connection.execute("COMMIT")
+        with transaction(connection):
+            _replace(connection, runs, old)
     except (duckdb.ConstraintException, duckdb.ConversionException) as error:
-        connection.execute("ROLLBACK")
         raise CheckFailed(f"the rows do not fit the tables: {first_line(error)}") from error
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+
+
+def _replace(
+    connection: duckdb.DuckDBPyConnection,
+    runs: Mapping[str, Mapping[str, pa.Table]],
+    old: Sequence[str],
+) -> None:
+    """Put the runs' rows in place of those that are stored of the ``old`` ones."""
+    import pyarrow as pa
+
+    now = datetime.now(UTC).replace(tzinfo=None)
+    for table in RUN_TABLES if old else ():
+        connection.execute(
+            f"DELETE FROM {table} WHERE run_uuid IN (SELECT unnest(?::VARCHAR[])::UUID)", [old]
+        )
+    for table in TABLES:
+        parts = [tables[table] for tables in runs.values() if table in tables]
+        if not parts:
+            continue
+        rows = pa.concat_tables(parts)
+        if table == "ingest":
+            stamp = pa.array([now] * rows.num_rows, pa.timestamp("us"))
+            rows = rows.append_column("ingested_at", stamp)
+        _insert(connection, table, rows)
+    if old:
+        _drop_orphans(connection)
 
 
 def delete_runs(connection: duckdb.DuckDBPyConnection, runs: Sequence[str]) -> None:
     """Take whole runs out, and sweeps, rounds and cells that no run is left of."""
-    connection.execute("BEGIN")
-    try:
+    with transaction(connection):
         for table in RUN_TABLES:
             connection.execute(
                 f"DELETE FROM {table} WHERE run_uuid IN (SELECT unnest(?::VARCHAR[])::UUID)",
                 [list(runs)],
             )
         _drop_orphans(connection)
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:

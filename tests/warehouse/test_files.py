@@ -16,7 +16,7 @@ import warehouse.publish
 from tasks import record
 from tests.support.bundle_maker import Lab
 from warehouse import connection as files
-from warehouse.connection import open_snapshot, open_writer
+from warehouse.connection import open_snapshot, open_writer, transaction
 from warehouse.errors import BadInput, CannotFindOut, WarehouseBusy
 from warehouse.publish import publish
 
@@ -203,3 +203,20 @@ def test_file_can_be_opened_by_the_older_duckdb(tmp_path: Path) -> None:
     header = live.read_bytes()[:64]
     assert header[8:12] == b"DUCK"
     assert int.from_bytes(header[12:20], "little") <= 68
+
+
+def test_a_commit_that_fails_is_told_and_not_hidden_by_its_rollback() -> None:
+    """On a full disk COMMIT ends the transaction, so ROLLBACK fails too."""
+
+    class Full:
+        def execute(self, statement: str) -> None:
+            if statement == "COMMIT":
+                raise duckdb.IOException("Could not write file: No space left on device")
+            if statement == "ROLLBACK":
+                raise duckdb.TransactionException("cannot rollback - no transaction is active")
+
+    with (
+        pytest.raises(CannotFindOut, match="No space left on device; nothing of this was kept"),
+        transaction(Full()),  # type: ignore[arg-type]
+    ):
+        pass
