@@ -257,6 +257,30 @@ def _state(value: dict[str, object]) -> RepeatState | None:
     return RepeatState(**{name: value.get(name) for name in FIELDS})  # type: ignore[arg-type]
 
 
+def _claim(home: Home, prefix: str, label: str | None) -> tuple[str, Path]:
+    """Make the folder of a new round, which nobody else can then take; return label and folder.
+
+    Numbers come from the folders, not from what can be read in them: a damaged round keeps its own.
+    """
+    while True:
+        taken = (path.name.removeprefix(prefix) for path in home.rounds.glob(f"{prefix}*"))
+        number = max((int(name) for name in taken if name.isdecimal()), default=0) + 1
+        chosen = label or str(number)
+        folder = home.rounds / f"{prefix}{chosen}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if label is not None:
+                raise CannotFindOut(
+                    f"round {folder.name}: its folder is there, but its round.json cannot be read; "
+                    f"move {folder} away to open it anew"
+                ) from None
+            continue
+        except OSError as error:
+            raise CannotFindOut(f"{folder}: cannot be made: {error.strerror}") from error
+        return chosen, folder
+
+
 def _plain(target: str) -> str:
     """Return a target (a profile's name or file) as part of a folder's name."""
     return re.sub(r"[^a-z0-9]+", "-", Path(target).stem.lower()).strip("-") or "target"
@@ -272,7 +296,7 @@ def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
 
 def _round(home: Home, value: dict[str, object]) -> Round | None:
     """Return the round that ``round.json`` describes; ``None`` where something is missing."""
-    facts = {name: value.get(name) for name in _FACTS}
+    facts = {"target": DEFAULT_TARGET} | {name: value[name] for name in _FACTS if name in value}
     texts = {name: fact for name, fact in facts.items() if isinstance(fact, str) and fact}
     return Round(home=home, **texts) if len(texts) == len(_FACTS) else None
 
@@ -300,14 +324,10 @@ def open_round(
         same = [r for r in same if r.label == label]
     if same and not fresh:
         return same[-1], False
-    if label is None:
-        numbers = [int(r.label) for r in same if r.label.isdigit()]
-        label = str(max(numbers, default=0) + 1)
     place = "" if target == DEFAULT_TARGET else f"{_plain(target)}-"
-    round_id = f"{sweep.name}-{sweep.sha256[:8]}-{place}{label}"
-    folder = home.rounds / round_id
-    if (folder / "round.json").exists():
-        raise CannotFindOut(f"round {round_id} was opened by another process just now; run again")
+    prefix = f"{sweep.name}-{sweep.sha256[:8]}-{place}"
+    label, folder = _claim(home, prefix, label)
+    round_id = folder.name
     value: dict[str, object] = {
         "format": 1,
         "id": round_id,

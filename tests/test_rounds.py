@@ -174,3 +174,19 @@ def test_a_round_keeps_its_sweeps_prompt_files(home: Home, tmp_path: Path) -> No
     assert again.sha256 == sweep.sha256
     other = parse_sweep(text, where="x", read={"../a b.txt": "5\ttwo\n"}.__getitem__)
     assert open_round(home, other, text, target="local", fresh=False)[1]
+
+
+def test_a_round_that_cannot_be_read_keeps_its_number_and_blocks_nothing(home: Home) -> None:
+    first, _ = opened(home)
+    (first.folder / "round.json").write_text("{}")
+    second, new = opened(home)
+    assert (new, second.label) == (True, "2")
+    assert opened(home) == (second, False)
+
+
+def test_a_round_of_before_targets_is_the_local_targets(home: Home) -> None:
+    round_, _ = opened(home)
+    facts = json.loads((round_.folder / "round.json").read_text())
+    del facts["target"]
+    (round_.folder / "round.json").write_text(json.dumps(facts))
+    assert opened(home) == (round_, False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -119,6 +121,7 @@ def _measure(
     crash_dead_flows(home, endpoints.prefect_api_url, say)
     from flows.sweep import NOT_AS_EXPECTED, measure_sweep
 
+    _quiet_prefect()
     state = measure_sweep(
         sweep, target, fresh=fresh, keep_infeasible=keep_infeasible, return_state=True
     )
@@ -129,6 +132,19 @@ def _measure(
     state.result()  # raises what else kept the flow from its end
     say(state.message or "")
     return None
+
+
+def _quiet_prefect() -> None:
+    """Keep Prefect's tracebacks from the terminal: what went wrong is said in one line by us."""
+    if os.environ.get("MEMSWEEP_TRACEBACK"):
+        return
+
+    def without_traceback(record: logging.LogRecord) -> bool:
+        record.exc_info = record.exc_text = None
+        return True
+
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(without_traceback)
 
 
 def _refuse_unresolved(plan: Plan) -> None:
@@ -164,7 +180,10 @@ def status(json: JsonOption = False) -> None:
 
     home = Home.find()
     states = services.status(home)
-    rounds = [_progress(home, round_) for round_ in rounds_of(home)]
+    all_rounds = rounds_of(home)
+    # `run` goes on with the newest round of a sweep; older ones stay as they are.
+    newest = {(r.sweep_name, r.sweep_sha256, r.target): r.id for r in all_rounds}
+    rounds = [_progress(home, r) | {"newest": r.id in newest.values()} for r in all_rounds]
     if json:
         emit_json(
             {
@@ -191,7 +210,7 @@ def status(json: JsonOption = False) -> None:
     for entry in rounds:
         if entry["problem"]:
             say(f"{entry['round']}: {entry['problem']}")
-        elif entry["finished"] != entry["runs"] and entry["pid"] is None:
+        elif entry["finished"] != entry["runs"] and entry["pid"] is None and entry["newest"]:
             say(f"unfinished: {entry['round']} - go on with: memsweep run SWEEP-FILE-OR-NAME")
 
 

@@ -22,7 +22,14 @@ from typing import Literal
 from tasks import files, processes
 from tasks.home import Home
 from tasks.launch import environments, supervisor
-from tasks.launch.settings import LOOPBACK, artifacts_root, polyaxon_root, service_environment
+from tasks.launch.settings import (
+    LOOPBACK,
+    SERVICE_VARIABLE,
+    artifacts_root,
+    polyaxon_root,
+    service_environment,
+    service_mark,
+)
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
 Name = Literal["prefect", "polyaxon", "supervisor"]
@@ -248,8 +255,37 @@ def _ports_file(home: Home) -> Path:
 
 
 def _entry(home: Home, name: str) -> _Entry | None:
-    value = files.read_json(_state_file(home, name))
-    return None if value is None else _Entry(**value)
+    """Return what is recorded of a service; where the record is lost, what is found running."""
+    value = files.read_json(_state_file(home, name)) or {}
+    try:
+        return _Entry(**value)
+    except TypeError:  # no record, or not a whole one
+        return _found_running(home, name)
+
+
+def _found_running(home: Home, name: str) -> _Entry | None:
+    """Return the entry of a running service without a record, by the mark it was started with.
+
+    Without it a lost file would leave a server behind that nothing ends, and a second one would be
+    started on the same database.
+    """
+    marked = processes.marked(SERVICE_VARIABLE, service_mark(home, name))
+    if not marked:
+        return None
+    leader = min(marked, key=lambda process: process.start_ticks)
+    recorded = files.read_json(_ports_file(home)) or {}
+    port = recorded.get(name)
+    return _Entry(
+        name=name,
+        pid=leader.pid,
+        start_ticks=leader.start_ticks,
+        sid=leader.session,
+        port=port if isinstance(port, int) else None,
+        log=str(home.services / name / "service.log"),
+        boot_id=processes.boot_id(),
+        started_at="",
+        polyaxon_host=f"http://{LOOPBACK}:{recorded.get('polyaxon')}",
+    )
 
 
 def _endpoints(ports: dict[str, int]) -> Endpoints:

@@ -84,9 +84,23 @@ def prefect_environment(home: Home, api_url: str | None = None) -> dict[str, str
     }
 
 
+#: What a service is found by when its record is lost.
+SERVICE_VARIABLE = "MEMSWEEP_SERVICE"
+
+
+def service_mark(home: Home, name: str) -> str:
+    """Return the value of :data:`SERVICE_VARIABLE` that belongs to this service alone."""
+    return f"{home.root}:{name}"
+
+
 def service_environment(home: Home, name: str, *, polyaxon_host: str) -> dict[str, str]:
     """Return the whole environment of one service: ``prefect``, ``polyaxon`` or ``supervisor``."""
-    common = {**inherited(), "HOME": str(home.services / name / "home"), "PYTHONUNBUFFERED": "1"}
+    common = {
+        **inherited(),
+        "HOME": str(home.services / name / "home"),
+        "PYTHONUNBUFFERED": "1",
+        SERVICE_VARIABLE: service_mark(home, name),
+    }
     if name == "prefect":
         return common | prefect_environment(home)
     if name == "polyaxon":

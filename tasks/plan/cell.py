@@ -29,8 +29,9 @@ MAX_CELL_BYTES = 120_000
 #: A hub id (owner/name) or the name of a generated model; never a path with "..".
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?$"
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+# Strict: "2048" and true are slips, not numbers.
+PositiveInt = Annotated[int, Field(ge=1, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Strict(BaseModel):

@@ -33,8 +33,13 @@ from warehouse.registry import Outcome
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 GIB = 2**30
 
+#: Strict: "2048" and true are slips, not numbers.
+Whole = Annotated[int, Field(strict=True)]
+
 #: Cells of one sweep; more is nearly always a slip in a grid.
 MAX_CELLS = 20_000
+#: Load points of one cell, for the same reason.
+MAX_POINTS = 1_000
 
 
 class BeyondMachine(Strict):
@@ -56,20 +61,20 @@ class BeyondMachine(Strict):
 class ServerPatch(Strict):
     """Part of the server's settings; whatever is left out comes from the level above."""
 
-    max_model_len: int | None = None
+    max_model_len: Whole | None = None
     gpu_memory_utilization: float | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_num_seqs: Whole | None = None
+    max_num_batched_tokens: Whole | None = None
     dtype: str | None = None
     kv_cache_dtype: str | None = None
-    kv_cache_memory_bytes: BeyondMachine | int | None = None
+    kv_cache_memory_bytes: BeyondMachine | Whole | None = None
     enable_prefix_caching: bool | None = None
     enforce_eager: bool | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    block_size: int | None = None
+    tensor_parallel_size: Whole | None = None
+    pipeline_parallel_size: Whole | None = None
+    block_size: Whole | None = None
     language_model_only: bool | None = None
-    seed: int | None = None
+    seed: Whole | None = None
 
     def given(self) -> dict[str, Any]:
         """Return only what the file states."""
@@ -83,14 +88,14 @@ _LENGTHS = frozenset(("prompt_tokens", "prefix_tokens", "dataset"))
 class LoadPatch(Strict):
     """Part of a load point; whatever is left out comes from the level above."""
 
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    parallel: int | None = None
-    number: int | None = None
-    warmup: int | None = None
-    prefix_tokens: int | None = None
+    prompt_tokens: Whole | None = None
+    output_tokens: Whole | None = None
+    parallel: Whole | None = None
+    number: Whole | None = None
+    warmup: Whole | None = None
+    prefix_tokens: Whole | None = None
     temperature: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     ignore_eos: bool | None = None
     enable_thinking: bool | None = None
     dataset: str | None = None
@@ -251,6 +256,12 @@ class Sweep(Strict):
                 )
 
     def _load(self, experiment: Experiment) -> list[dict[str, Any]]:
+        count = len(experiment.points) * _product(len(v) for v in experiment.vary_load.values())
+        if count > MAX_POINTS:
+            raise BadInput(
+                f"sweep {self.name}, experiment {experiment.name}: {count} load points, wanted at "
+                f"most {MAX_POINTS} for one server start"
+            )
         levels = (self.load.given(), experiment.load.given())
         return [
             self._frozen(_overlaid(*levels, chosen, point.given()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -229,3 +230,32 @@ def test_slots_are_changed_while_nothing_runs(home: Home, monkeypatch: pytest.Mo
     assert pids(home)["supervisor"] == before, "a restart would stop what waits"
     with pytest.raises(BadInput, match="at least 1"):
         services.up(home, slots=0, progress=quiet)
+
+
+def test_a_service_whose_record_is_lost_is_found_by_its_mark(home: Home) -> None:
+    from tasks.launch.services import _entry
+    from tasks.launch.settings import SERVICE_VARIABLE, service_mark
+
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"],
+        env={SERVICE_VARIABLE: service_mark(home, "prefect")},
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 10
+        while (entry := _entry(home, "prefect")) is None:
+            assert time.monotonic() < deadline
+        assert (entry.pid, entry.sid) == (child.pid, child.pid)
+        assert entry.is_alive()
+        for damaged in ("", "{}", '{"pid": 1}'):
+            state = home.services / "prefect" / "state.json"
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.write_text(damaged)
+            again = _entry(home, "prefect")
+            assert again is not None
+            assert again.pid == child.pid
+        assert _entry(home, "polyaxon") is None
+    finally:
+        child.kill()
+        child.wait(timeout=10)
+    assert _entry(home, "prefect") is None

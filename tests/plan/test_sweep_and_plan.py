@@ -134,6 +134,12 @@ def test_vary_load_shares_one_boot() -> None:
         (("max_model_len: 2048", "max_model_len: 600"), "wanted at most max_model_len (600)"),
         (("max_model_len: 2048", "max_model_len: -5"), "greater than or equal to 1, got -5"),
         (("max_model_len: 2048, ", ""), "max_model_len: Field required"),
+        (("max_model_len: 2048", "max_model_len: true"), "valid integer, got True"),
+        (("max_model_len: 2048", "max_model_len: '2048'"), "valid integer, got '2048'"),
+        (
+            ("points:", f"vary_load: {{seed: {[*range(2000)]}}}\n    points:"),
+            "2000 load points, wanted at most 1000",
+        ),
         (("- name: one", "- name: One!"), "experiments[0].name"),
         (("model: tiny-qwen3", "model: '$(reboot)'"), "f.yaml: model: String should match"),
         (("model: tiny-qwen3", "model: a/../../b"), "f.yaml: model: String should match"),
