@@ -1,12 +1,16 @@
 """How late is the server sampler, what does it cost, and does it change what it measures?
 
+    python tests/bench/sampler.py proof                       # all of it, 25 minutes, quiet machine
     python tests/bench/sampler.py lateness [--seconds 600] [--interval 0.25] [--busy 1]
     python tests/bench/sampler.py throughput [--pairs 5]      # real vLLM and EvalScope, minutes
 
 ``lateness`` samples a server whose gauge follows a known function of CLOCK_MONOTONIC, with
-``--busy`` processes spinning beside it. ``throughput`` runs equal EvalScope levels alternately
-with and without the sampler and prints the interval of the difference. One JSON object on
-standard output.
+``--busy`` processes spinning beside it and what else the run does meanwhile: resident memory every
+second, and looking at its files fifty times a second. ``throughput`` runs equal EvalScope levels
+alternately with and without the sampler and prints the interval of the difference. ``proof`` runs
+``lateness`` with one busy core and with all of them busy, and ``throughput``; it refuses a machine
+that is not quiet, holds the figures against what is wanted and exits 1 where one misses it. One
+JSON object on standard output, what is going on on standard error.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,8 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tasks import processes
+from tasks.pod.__main__ import be_punctual
 from tasks.pod.outputs import Lines
-from tasks.pod.sampler import MetricsTake, Sampler
+from tasks.pod.sampler import MetricsTake, Sampler, Take
 from tasks.processes import free_port
 
 #: Size of a real page of vLLM 0.27.0.
@@ -53,6 +58,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 SPIN = "while True: pass"
+#: What is wanted with one busy core: at least or at most.
+WANTED: dict[str, tuple[str, float]] = {
+    "lateness_p99_ms": ("<=", 10.0),
+    "kept_percent": (">=", 99.5),
+    "cpu_percent_of_a_core": ("<=", 2.0),
+    "values_off_the_function": ("<=", 0),
+}
+#: A machine is quiet when nothing waits for a core: the kernel's share of such time, percent.
+QUIET_PERCENT = 2.0
 
 
 def gauge(at_s: float) -> float:
@@ -105,22 +119,84 @@ def lateness(seconds: float, interval_s: float, busy: int) -> dict[str, Any]:
         time.sleep(1.0)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
-            sampler = Sampler("server", interval_s, Lines(path), MetricsTake(port))
-            before = resource.getrusage(resource.RUSAGE_SELF)
+            take = Counted(MetricsTake(port))
+            sampler = Sampler("server", interval_s, Lines(path), take)
+            beside = Sampler("process", 1.0, Lines(Path(folder) / "beside.jsonl"), resident)
             start = time.monotonic()
+            beside.start()
             sampler.start()
-            time.sleep(seconds)
+            while time.monotonic() - start < seconds:
+                path.stat()
+                time.sleep(0.02)
             sampler.stop()
+            beside.stop()
             wall = time.monotonic() - start
-            after = resource.getrusage(resource.RUSAGE_SELF)
             rows = [json.loads(line) for line in path.read_text().splitlines()]
     finally:
         for child in children:
             child.kill()
             child.wait()
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     settings = {"seconds": seconds, "interval_s": interval_s, "busy": busy, "cpus": os.cpu_count()}
-    return settings | judge(rows, cpu, wall)
+    return settings | judge(rows, take.cpu_s, wall)
+
+
+class Counted:
+    """A take that notes the CPU time of the thread that calls it, seconds."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self.cpu_s = 0.0
+
+    def __call__(self) -> dict[str, object]:
+        """Take a sample."""
+        found = self._take()
+        self.cpu_s = time.thread_time()
+        return found
+
+
+def resident() -> dict[str, object]:
+    """Take what the run takes of its processes every second."""
+    members = [one for one in processes.table().values() if one.running]
+    return {"rss_bytes": sum(one.rss_bytes for one in members)}
+
+
+def pressure_percent() -> float | None:
+    """Return the share of the last ten seconds in which something waited for a core."""
+    try:
+        line = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+    except OSError:
+        return None
+    return float(line.split("avg10=")[1].split()[0])
+
+
+def missed(figures: dict[str, Any]) -> list[str]:
+    """Return which of the wanted figures were not reached."""
+    return [
+        f"{name}: got {figures[name]:.4g}, wanted {sign} {bound:g}"
+        for name, (sign, bound) in WANTED.items()
+        if not (figures[name] <= bound if sign == "<=" else figures[name] >= bound)
+    ]
+
+
+def proof(seconds: float, pairs: int, *, anyway: bool) -> dict[str, Any]:
+    """Measure all there is to measure; ``missed`` lists what was wanted and not reached.
+
+    Raises ``SystemExit`` on a machine that is not quiet, unless ``anyway``.
+    """
+    pressure = pressure_percent()
+    if pressure is not None and pressure > QUIET_PERCENT and not anyway:
+        raise SystemExit(
+            f"not quiet: something waited for a core {pressure} % of the last 10 s, wanted at most "
+            f"{QUIET_PERCENT} %; end it, or measure all the same with --anyway"
+        )
+    result: dict[str, Any] = {"pressure_percent_before": pressure}
+    for name, busy in (("one_core_busy", 1), ("all_cores_busy", os.cpu_count() or 1)):
+        sys.stderr.write(f"{name}: {seconds:g} s\n")
+        result[name] = lateness(seconds, 0.25, busy)
+    sys.stderr.write(f"throughput: {pairs} pairs on real vLLM and EvalScope\n")
+    result["throughput"] = throughput(pairs)
+    result["missed"] = missed(result["one_core_busy"])
+    return result
 
 
 def interval_of(differences: Sequence[float]) -> dict[str, float]:
@@ -163,17 +239,26 @@ def main() -> int:
     late.add_argument("--interval", type=float, default=0.25)
     late.add_argument("--busy", type=int, default=1)
     commands.add_parser("throughput").add_argument("--pairs", type=int, default=5)
+    whole = commands.add_parser("proof")
+    whole.add_argument("--seconds", type=float, default=600)
+    whole.add_argument("--pairs", type=int, default=5)
+    whole.add_argument("--anyway", action="store_true", help="measure on a machine in use")
     options = parser.parse_args()
     # The run's pieces tell their events on standard output, which is for the result here.
     output = os.dup(1)
     os.dup2(2, 1)
+    be_punctual()
     if options.command == "lateness":
         result = lateness(options.seconds, options.interval, options.busy)
-    else:
+    elif options.command == "throughput":
         result = throughput(options.pairs)
+    else:
+        result = proof(options.seconds, options.pairs, anyway=options.anyway)
     with os.fdopen(output, "w") as stream:
         stream.write(json.dumps({"format": 1, **result}, indent=1) + "\n")
-    return 0
+    for line in result.get("missed", []):
+        sys.stderr.write(line + "\n")
+    return 1 if result.get("missed") else 0
 
 
 if __name__ == "__main__":

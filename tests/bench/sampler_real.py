@@ -24,7 +24,7 @@ from tasks.pod.watch import Watch
 from tasks.processes import free_port
 from tests.double import cells
 
-LEVEL = {"parallel": 8, "number": 48, "warmup": 8, "output_tokens": 128}
+LEVEL = {"parallel": 8, "number": 96, "warmup": 8, "output_tokens": 128}
 
 
 class Levels:

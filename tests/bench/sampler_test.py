@@ -28,6 +28,20 @@ def test_the_interval_holds_the_difference() -> None:
     assert found["high_percent"] == pytest.approx(2.776 * math.sqrt(0.625 / 5), rel=1e-3)
 
 
+def test_what_misses_its_mark_is_named() -> None:
+    good = {
+        "lateness_p99_ms": 10.0,
+        "kept_percent": 99.5,
+        "cpu_percent_of_a_core": 2.0,
+        "values_off_the_function": 0,
+    }
+    assert sampler.missed(good) == []
+    assert sampler.missed(good | {"lateness_p99_ms": 10.5, "kept_percent": 99.0}) == [
+        "lateness_p99_ms: got 10.5, wanted <= 10",
+        "kept_percent: got 99, wanted >= 99.5",
+    ]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(("interval_s", "busy"), [(0.25, 1), (0.05, 1)])
 def test_ten_minutes_beside_a_busy_core(interval_s: float, busy: int) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from tasks.pod.outputs import Lines
 from tasks.pod.sampler import Missed, Sampler
+
+ROOT = Path(__file__).parents[2]
 
 
 def sample(path: Path, take: Any, *, interval_s: float = 0.02, for_s: float = 0.3) -> list[Any]:
@@ -74,3 +78,15 @@ def test_a_full_disk_does_not_end_the_sampler() -> None:
     sampler.start()
     time.sleep(0.1)
     assert sum(sampler.stop().values()) >= 3
+
+
+def test_a_thread_that_computes_holds_up_no_sample_for_long() -> None:
+    """Python lets a thread compute for 5 ms before another may go on; the run for a tenth."""
+    code = (
+        "import gc, sys; from tasks.pod.__main__ import be_punctual; be_punctual()\n"
+        "print(sys.getswitchinterval() < 0.001, gc.get_freeze_count() > 1000)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]
