@@ -5,8 +5,9 @@ All of it is derived: it stands in tables of its own and never fills a gap in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from tasks.plan import capacity
@@ -21,6 +22,15 @@ Row = dict[str, Any]
 #: Context limits that are filled in: those people choose.
 CONTEXT_LIMITS = tuple(2**power for power in range(10, 21))
 FORMULA = "the pool's blocks as measured, blocks a request by the engine's arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRule:
+    """How many blocks a request holds, and what vLLM divides by to call it usage."""
+
+    blocks_of: Callable[[int], int]
+    usage_excludes_null_block: bool
+    max_num_seqs: int
 
 
 class Arithmetic:
@@ -50,6 +60,23 @@ class Arithmetic:
             return capacity.predict(describe(self._config), settings, num_gpu_blocks=blocks)
         except BadInput:
             return None
+
+    def block_rule(self, blocks: int) -> BlockRule | None:
+        """Return the block rule of this run's model; ``None``: arithmetic does not know."""
+        held = self.capacity(blocks)
+        if held is None:
+            return None
+        terms = held.layout.terms
+        return BlockRule(
+            cache(lambda tokens: capacity.blocks_held(held, tokens)),
+            terms.rules.usage_excludes_null_block,
+            terms.sequences,
+        )
+
+    @property
+    def longest_request_tokens(self) -> int:
+        """Most tokens a request may have, prompt and answer."""
+        return self._cell.setting.server.max_model_len
 
     def peak_bound(
         self, blocks: int, *, prompt_tokens: int, output_tokens: int, parallel: int

@@ -7,16 +7,23 @@ and the summary's time are outside. A peak that no sample saw is NULL with the r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tasks import answers, doubts, usage
 from tasks.canonical import canonical_json
+from tasks.capture import curves, evalscope
+from tasks.capture.curves import UsageRequest
+from tasks.capture.validity import Scope
+from tasks.capture.windows import Sample
+from tasks.requests import databases
+from tasks.series import Series, Window, series
+from warehouse.errors import CannotFindOut
 from warehouse.registry import EXTREME_OF, GROWTH_OF, PEAK_OF
 
 if TYPE_CHECKING:
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
     from tasks.rows import Source
 
 Row = dict[str, Any]
-Numbers = npt.NDArray[np.float64]
 SERVER_FILE = "raw/server_samples.jsonl.gz"
 PROCESS_FILE = "raw/process_samples.jsonl.gz"
 GPU_FILE = "raw/gpu_samples.jsonl.gz"
@@ -39,32 +45,6 @@ _QUANTILES = {
     "latency_p50_ms": ("latency_s", 0.50),
     "latency_p99_ms": ("latency_s", 0.99),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """When a load point was measured, CLOCK_MONOTONIC seconds."""
-
-    start_s: float
-    end_s: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One value a tick, missed ticks left out."""
-
-    tick: npt.NDArray[np.int64]
-    t_s: Numbers
-    value: Numbers
-
-    def within(self, window: Window) -> Series:
-        """Return the part that was taken within a window."""
-        keep = (self.t_s >= window.start_s) & (self.t_s <= window.end_s)
-        return Series(self.tick[keep], self.t_s[keep], self.value[keep])
-
-    def __len__(self) -> int:
-        return len(self.tick)
 
 
 def load_point_rows(
@@ -96,11 +76,14 @@ def load_point_rows(
         measured += [base | {"metric": metric} | row for metric, row in figures.items()]
         statistics = _derived(window, requests, database)
         statistics["peak_kv_usage_ratio_bound"] = _bound(load, figures, arithmetic, blocks)
+        known = _usage(source, index, load, report, window, tables, figures, blocks)
+        statistics |= usage.rows(known, arithmetic)
         derived += [base | {"metric": metric} | row for metric, row in statistics.items()]
-        checks += [
-            base | row
-            for row in _checks(load, report, window, requests, tables, figures, statistics)
-        ]
+        numbers = {name: row.get("value") for name, row in (figures | statistics).items()}
+        looked_up = _growth(window, tables.get("server_sample"), "prefix_cache_queries_total")
+        numbers["prefix_cache_queries"] = looked_up.get("value")
+        evidence = doubts.of_point(source, load, report, window, requests, tables, numbers)
+        checks += [base | row for row in doubts.rows(evidence, Scope.LOAD_POINT)]
     return points, measured, derived, checks
 
 
@@ -127,8 +110,6 @@ def _window(source: Source, index: int, requests: pa.Table) -> Window | None:
 
 def _where(source: Source, index: int) -> str:
     """Return the file of the bundle that holds a load point's requests."""
-    from tasks.requests import databases
-
     path = databases(source.folder).get(index)
     return path.relative_to(source.folder).as_posix() if path else ""
 
@@ -158,6 +139,50 @@ def _point(source: Source, index: int, load: Row, report: Row, window: Window | 
         "window_end_s": window.end_s if window else None,
         "window_source": window.source if window else None,
     }
+
+
+def _usage(
+    source: Source,
+    index: int,
+    load: Row,
+    report: Row,
+    window: Window | None,
+    tables: Mapping[str, pa.Table],
+    figures: Mapping[str, Row],
+    blocks: float | None,
+) -> usage.Known:
+    """Return what the usage curves of a load point are drawn from."""
+    seen = series(tables.get("server_sample"), "kv_usage_ratio")
+    inside = None if seen is None or window is None else seen.within(window)
+    waiting = figures["peak_requests_waiting"].get("value")
+    return usage.Known(
+        requests=_usage_requests(source, index, load),
+        sent=report.get("sent"),
+        samples=(
+            []
+            if inside is None
+            else [Sample(float(t), float(v)) for t, v in zip(inside.t_s, inside.value, strict=True)]
+        ),
+        blocks=None if blocks is None else int(blocks),
+        preemptions=figures["preemptions"].get("value"),
+        waited=None if waiting is None else waiting > 0,
+        prefix_caching=bool(source.cell["setting"]["server"].get("enable_prefix_caching")),
+        prefix_hits=figures["prefix_cache_hits"].get("value"),
+        file=_where(source, index),
+    )
+
+
+def _usage_requests(source: Source, index: int, load: Row) -> Sequence[UsageRequest]:
+    """Return a load point's requests with the time of every chunk, which only EvalScope keeps."""
+    path = databases(source.folder).get(index)
+    if path is None:
+        return []
+    least = answers.answer_tokens(
+        output_tokens=load["output_tokens"], ignore_eos=load["ignore_eos"]
+    )
+    with suppress(CannotFindOut):
+        return curves.from_requests(evalscope.requests(path.read_bytes(), answer_tokens=least))
+    return []
 
 
 # Measured: a sample or a request says so
@@ -230,16 +255,6 @@ def _number(
     }
 
 
-def _series(samples: pa.Table | None, column: str) -> Series | None:
-    """Return a column of samples, without ticks that were missed or did not hold it."""
-    if samples is None:
-        return None
-    value = samples[column].cast(pa.float64()).to_numpy(zero_copy_only=False)
-    t_s = samples["t_s"].to_numpy(zero_copy_only=False)
-    keep = ~(np.isnan(value) | np.isnan(t_s))
-    return Series(samples["tick"].to_numpy()[keep], t_s[keep], value[keep])
-
-
 def _summed(samples: pa.Table | None, column: str) -> Series | None:
     """Return the sum over all rows of a tick; rows of one tick follow each other."""
     if samples is None or not samples.num_rows:
@@ -253,15 +268,15 @@ def _summed(samples: pa.Table | None, column: str) -> Series | None:
 
 
 def _peak(window: Window | None, samples: pa.Table | None, column: str, file: str) -> Row:
-    return _highest(window, _series(samples, column), file, column)
+    return _highest(window, series(samples, column), file, column)
 
 
-def _highest(window: Window | None, series: Series | None, file: str, text: str) -> Row:
+def _highest(window: Window | None, seen: Series | None, file: str, text: str) -> Row:
     if window is None:
         return {"reason": "the load point was never measured: it has no window"}
-    if series is None:
+    if seen is None:
         return {"reason": f"no samples in {file}"}
-    inside = series.within(window)
+    inside = seen.within(window)
     if not len(inside):
         return {"reason": f"no sample of {text} within the window of {_span(window)}"}
     at = int(np.argmax(inside.value))
@@ -280,27 +295,25 @@ def _growth(window: Window | None, samples: pa.Table | None, column: str) -> Row
     """Return a counter's growth from the last sample before to the first one after a window."""
     if window is None:
         return {"reason": "the load point was never measured: it has no window"}
-    series = _series(samples, column)
-    if series is None or not len(series):
+    seen = series(samples, column)
+    if seen is None or not len(seen):
         return {"reason": f"{column} was not sampled"}
-    before = np.nonzero(series.t_s <= window.start_s)[0]
-    after = np.nonzero(series.t_s >= window.end_s)[0]
-    inside = np.nonzero((series.t_s >= window.start_s) & (series.t_s <= window.end_s))[0]
-    first = before[-1] if len(before) else (inside[0] if len(inside) else None)
-    last = after[0] if len(after) else (inside[-1] if len(inside) else None)
-    if first is None or last is None or last <= first:
+    seen = seen.around(window)
+    if len(seen) < 2:
         return {"reason": f"fewer than two samples of {column} around the window"}
-    start, end = float(series.value[first]), float(series.value[last])
-    if end < start:
-        return {"reason": f"{column} fell from {start:g} to {end:g}: the server restarted"}
+    fall = np.flatnonzero(np.diff(seen.value) < 0)
+    if len(fall):
+        old, new = seen.value[fall[0]], seen.value[fall[0] + 1]
+        return {"reason": f"{column} fell from {old:g} to {new:g}: the server restarted"}
+    start, end = float(seen.value[0]), float(seen.value[-1])
+    first, last = int(seen.tick[0]), int(seen.tick[-1])
     return _number(
         end - start,
         "samples",
         SERVER_FILE,
-        int(series.tick[first]),
-        int(series.tick[last]),
-        f"{column} from {start:g} at tick {int(series.tick[first])} to {end:g} at tick "
-        f"{int(series.tick[last])}",
+        first,
+        last,
+        f"{column} from {start:g} at tick {first} to {end:g} at tick {last}",
     )
 
 
@@ -377,58 +390,3 @@ def _bound(
     inputs: Row = asked | {"num_gpu_blocks": int(pool), "file": "prediction.json"}
     reason = None if value is not None else "the model's block arithmetic is not known"
     return _follows(value, formula, inputs, reason)
-
-
-# Validity
-
-
-def _checks(
-    load: Row,
-    report: Row,
-    window: Window | None,
-    requests: pa.Table,
-    tables: Mapping[str, pa.Table],
-    measured: Mapping[str, Row],
-    derived: Mapping[str, Row],
-) -> list[Row]:
-    succeeded = measured["requests_succeeded"].get("value")
-    peak, bound = measured["peak_kv_usage_ratio"].get("value"), derived["peak_kv_usage_ratio_bound"]
-    checks: list[tuple[str, bool | None, str]] = [
-        (
-            "all_requests_succeeded",
-            None if succeeded is None else succeeded == load["number"],
-            f"got {succeeded}, wanted {load['number']}",
-        ),
-        (
-            "peak_within_bound",
-            None if peak is None or bound["value"] is None else peak <= bound["value"] + 1e-9,
-            f"peak {peak}, bound {bound['value']}",
-        ),
-        _sampled(window, tables.get("server_sample")),
-        (
-            "requests_on_record",
-            requests.num_rows == report["sent"] if "sent" in report else None,
-            f"{requests.num_rows} requests on record, {report.get('sent')} sent",
-        ),
-    ]
-    if report.get("state") not in (None, "skipped"):
-        checks.append(
-            ("bench_ok", report["state"] == "ok", f"{report['state']}: {report.get('error')}")
-        )
-    return [
-        {"check_name": name, "passed": passed, "detail": detail} for name, passed, detail in checks
-    ]
-
-
-def _sampled(window: Window | None, samples: pa.Table | None) -> tuple[str, bool | None, str]:
-    """Check that the server was looked at often enough within the window."""
-    name = "sampled_throughout"
-    if window is None:
-        return name, None, "no window"
-    series = _series(samples, "kv_usage_ratio")
-    inside = series.within(window) if series is not None else None
-    if inside is None or not len(inside):
-        return name, False, f"no sample within {_span(window)}"
-    edges = np.concatenate(([window.start_s], inside.t_s, [window.end_s]))
-    gap = float(np.max(np.diff(edges)))
-    return name, gap <= 2.0, f"{len(inside)} samples, largest gap {gap:.3f} s, wanted at most 2 s"

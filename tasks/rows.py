@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks import bundle, requests, samples
+from tasks import bundle, doubts, requests, samples
 from tasks.canonical import canonical_json
 from tasks.capture import startup_log, text
+from tasks.capture.validity import Scope
 from tasks.clock import Clock
 from tasks.derived import Arithmetic
 from tasks.figures import load_point_rows
@@ -166,7 +167,7 @@ def _parse(folder: Path, *, raw: bool) -> RunRows:
     result["measurement"] = table_of("measurement", measured + figures)
     result["derivation"] = table_of("derivation", derived)
     result["load_point"] = table_of("load_point", points)
-    result["validity"] = table_of("validity", checks + _validity(source, values))
+    result["validity"] = table_of("validity", checks + _validity(source, values, result))
     result["request"] = _with_run(source, asked)
     return RunRows(source.run_uuid, source.manifest_sha256, result)
 
@@ -706,58 +707,11 @@ def _label_number(value: str | None) -> float | None:
 # May the numbers be used
 
 
-def _validity(source: Source, values: list[Row]) -> list[Row]:
-    incomplete = source.manifest.get("incomplete") or []
-    left = source.json("stop.json").get("left")
-    checks: list[tuple[str, bool | None, str]] = [
-        (
-            "bundle_complete",
-            not incomplete,
-            "; ".join(map(str, incomplete)) or "every file arrived",
-        ),
-        ("nothing_left", None if left is None else not left, f"left after the stop: {left}"),
-        ("clock_mapped", source.clock is not None, "clock.json maps the run's clock to UTC"),
-    ]
-    pinned = source.cell["pins"].get("engine_version")
+def _validity(source: Source, values: list[Row], tables: Mapping[str, pa.Table]) -> list[Row]:
     served = _engine_version(source, source.json("environment.json"))
-    same = None if served is None else served == pinned
-    checks.append(("engine_as_pinned", same, f"served {served}, pinned {pinned}"))
-    checks += _same_in_both(values)
-    for check in _listed(source.json("server_info.json").get("checks")):
-        state = {"equal": True, "differs": False}.get(str(check.get("state")))
-        detail = f"got {check.get('got')}, wanted {check.get('wanted')}"
-        checks.append((f"effective_{check.get('name')}", state, detail))
-    for name, passed in _mapping(
-        _mapping(source.json("readiness.json").get("completion")).get("checks")
-    ).items():
-        checks.append((f"completion_{name}", bool(passed), "the first completion"))
-    return [
-        {
-            "run_uuid": source.run_uuid,
-            "load_point": None,
-            "check_name": name,
-            "passed": passed,
-            "detail": detail,
-        }
-        for name, passed, detail in checks
-    ]
-
-
-def _same_in_both(values: list[Row]) -> list[tuple[str, bool | None, str]]:
-    """Compare what the log says with what cache_config_info says, metric by metric."""
-    logged = {v["metric"]: v for v in values if v["source"] == "log" and v["chosen"]}
-    checks: list[tuple[str, bool | None, str]] = []
-    for value in values:
-        if value["source"] == "cache_config_info" and value["metric"] in logged:
-            log = logged[value["metric"]]
-            checks.append(
-                (
-                    f"log_agrees_{value['metric']}",
-                    log["low"] <= value["value"] <= log["high"],
-                    f"log {log['value']}, cache_config_info {value['value']}",
-                )
-            )
-    return checks
+    evidence = doubts.of_run(source, values, tables.get("server_sample"), served=served)
+    base = {"run_uuid": source.run_uuid, "load_point": None}
+    return [base | row for row in doubts.rows(evidence, Scope.RUN)]
 
 
 def read_manifest(folder: Path) -> tuple[dict[str, Any], bytes]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Start-up metrics of a comparison, in the order shown.
 CELL_METRICS = ("kv_cache_size_tokens", "num_gpu_blocks", "max_concurrency")
+#: Derived metrics of it that stand beside the sampled peak.
+USAGE_METRICS = ("peak_kv_usage_lower_ratio", "peak_kv_usage_upper_ratio", "samples_outside_curves")
 #: Measured metrics of a load point's comparison.
 LOAD_METRICS = (
     "peak_kv_usage_ratio",
@@ -72,6 +74,7 @@ def cells(connection: duckdb.DuckDBPyConnection, runs: Sequence[str]) -> list[di
         run = cell["run_uuid"]
         cell["metrics"] = {row.pop("metric"): row for row in metrics.get(run, [])}
         cell["load_points"] = points.get(run, [])
+        cell["invalid_load_points"] = sum(p["valid"] is False for p in cell["load_points"])
         cell["alarms"] = alarms.get(run, [])
     return base
 
@@ -97,6 +100,9 @@ def _load_points(
     values = ", ".join(
         f"max(m.value) FILTER (m.metric = '{metric}') AS {metric}" for metric in LOAD_METRICS
     )
+    usage = ", ".join(
+        f"max(d.value) FILTER (d.metric = '{metric}') AS {metric}" for metric in USAGE_METRICS
+    )
     return records(
         connection,
         f"""
@@ -105,14 +111,24 @@ def _load_points(
             SELECT m.run_uuid, m.load_point, {values}
             FROM measurement m JOIN chosen USING (run_uuid)
             WHERE m.load_point IS NOT NULL GROUP BY ALL
+        ),
+        derived AS (
+            SELECT d.run_uuid, d.load_point, {usage},
+                CASE max(d.value) FILTER (d.metric = 'peak_kv_usage_case')
+                    WHEN 1 THEN 'exact' WHEN 0 THEN 'bounded' END AS peak_kv_usage_case
+            FROM derivation d JOIN chosen USING (run_uuid)
+            WHERE d.load_point IS NOT NULL GROUP BY ALL
         )
         SELECT l.run_uuid, l.load_point, l.asked_prompt_tokens, l.asked_output_tokens, l.parallel,
             l.asked_requests, l.state, m.* EXCLUDE (run_uuid, load_point),
             p.value AS predicted_peak_bound, d.value AS served_peak_bound,
             n.value AS predicted_running_at_admission,
-            m.peak_kv_usage_ratio > coalesce(d.value, p.value) + 1e-9 AS above_bound
+            m.peak_kv_usage_ratio > coalesce(d.value, p.value) + 1e-9 AS above_bound,
+            u.* EXCLUDE (run_uuid, load_point), v.valid, v.broken_checks
         FROM load_point l JOIN chosen USING (run_uuid)
         LEFT JOIN measured m USING (run_uuid, load_point)
+        LEFT JOIN derived u USING (run_uuid, load_point)
+        LEFT JOIN load_point_validity v USING (run_uuid, load_point)
         LEFT JOIN prediction p ON p.run_uuid = l.run_uuid AND p.load_point = l.load_point
             AND p.metric = 'peak_kv_usage_ratio'
         LEFT JOIN prediction n ON n.run_uuid = l.run_uuid AND n.load_point = l.load_point

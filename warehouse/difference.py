@@ -91,6 +91,9 @@ def compare(
     runs_a, runs_b = _runs(connection, a), _runs(connection, b)
     pairs = _pairs(runs_a, runs_b, a, b, unlike=unlike)
     numbers = _numbers(connection, [run["run_uuid"] for run in runs_a + runs_b])
+    invalid_a, invalid_b = (
+        _invalid(connection, [run for pair in pairs for run in pair[side]]) for side in (0, 1)
+    )
     cells = [_cell(one, other, numbers) for one, other in pairs]
     return {
         "a": a.document(),
@@ -99,7 +102,9 @@ def compare(
         "only_a": _labels(runs_a, runs_b),
         "only_b": _labels(runs_b, runs_a),
         "cells": cells,
-        "broken_rules": list(_broken(cells, rules)),
+        "invalid_load_points_a": invalid_a,
+        "invalid_load_points_b": invalid_b,
+        "broken_rules": list(_broken(cells, rules, left_out=len(invalid_a) + len(invalid_b))),
     }
 
 
@@ -189,17 +194,36 @@ def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
         yield prefix, value
 
 
+def _invalid(
+    connection: duckdb.DuckDBPyConnection, runs: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the load points that are left out of the statistics, each with why."""
+    return records(
+        connection,
+        "SELECT run_uuid, r.label, load_point, broken_checks FROM load_point_validity "
+        "JOIN run r USING (run_uuid) WHERE NOT valid "
+        "AND run_uuid IN (SELECT unnest($runs::VARCHAR[])::UUID) "
+        "ORDER BY r.started_at NULLS LAST, run_uuid, load_point",
+        {"runs": [run["run_uuid"] for run in runs]},
+    )
+
+
 def _numbers(
     connection: duckdb.DuckDBPyConnection, runs: Sequence[str]
 ) -> dict[str, dict[tuple[int | None, str], float]]:
-    """Return every measured and derived number of each run by load point and metric."""
+    """Return every measured and derived number of each run by load point and metric.
+
+    Those of invalid load points are left out: they say nothing about what was to be measured.
+    """
     found: dict[str, dict[tuple[int | None, str], float]] = {}
     for row in records(
         connection,
-        "SELECT run_uuid, load_point, metric, value FROM measurement "
-        "WHERE value IS NOT NULL AND run_uuid IN (SELECT unnest($runs::VARCHAR[])::UUID) "
-        "UNION ALL SELECT run_uuid, load_point, metric, value FROM derivation "
-        "WHERE value IS NOT NULL AND run_uuid IN (SELECT unnest($runs::VARCHAR[])::UUID)",
+        "SELECT n.* FROM (SELECT run_uuid, load_point, metric, value FROM measurement "
+        "UNION ALL SELECT run_uuid, load_point, metric, value FROM derivation) n "
+        "LEFT JOIN load_point_validity v ON v.run_uuid = n.run_uuid "
+        "AND v.load_point = n.load_point "
+        "WHERE n.value IS NOT NULL AND v.valid IS DISTINCT FROM false "
+        "AND n.run_uuid IN (SELECT unnest($runs::VARCHAR[])::UUID)",
         {"runs": list(runs)},
     ):
         found.setdefault(row["run_uuid"], {})[(row["load_point"], row["metric"])] = row["value"]
@@ -248,7 +272,9 @@ def _gather(
     return gathered
 
 
-def _broken(cells: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) -> Iterator[dict[str, Any]]:
+def _broken(
+    cells: Sequence[Mapping[str, Any]], rules: Sequence[Rule], *, left_out: int
+) -> Iterator[dict[str, Any]]:
     for rule in rules:
         seen = False
         for cell in cells:
@@ -257,7 +283,10 @@ def _broken(cells: Sequence[Mapping[str, Any]], rules: Sequence[Rule]) -> Iterat
             seen = seen or any(m["metric"] == rule.metric for m in cell["metrics"])
         if not seen and rule.metric not in ("outcome", "alarms"):
             # A gate on a number that is nowhere would always be green.
-            raise BadInput(f"--fail-on: {rule.metric!r} is not among the numbers of both sets")
+            more = f"; {left_out} invalid load points were left out" if left_out else ""
+            raise BadInput(
+                f"--fail-on: {rule.metric!r} is not among the numbers of both sets{more}"
+            )
 
 
 def _breaches(cell: Mapping[str, Any], rule: Rule) -> Iterator[str]:

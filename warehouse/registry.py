@@ -114,6 +114,30 @@ LOAD_POINT: dict[str, Metric] = {
             "highest KV usage that the requests served can reach",
             "load_point",
         ),
+        Metric(
+            "peak_kv_usage_lower_ratio",
+            "ratio",
+            "KV usage that the requests surely reached, between scrapes too",
+            "load_point",
+        ),
+        Metric(
+            "peak_kv_usage_upper_ratio",
+            "ratio",
+            "KV usage that the requests never exceeded, between scrapes too",
+            "load_point",
+        ),
+        Metric(
+            "peak_kv_usage_case",
+            "-",
+            "1: exact, lower and upper peak are equal; 0: bounded by them",
+            "load_point",
+        ),
+        Metric(
+            "samples_outside_curves",
+            "count",
+            "samples of KV usage that the requests do not allow",
+            "load_point",
+        ),
         Metric("peak_requests_running", "requests", "most requests running at once", "load_point"),
         Metric("peak_requests_waiting", "requests", "most requests waiting at once", "load_point"),
         Metric("preemptions", "count", "preemptions within the window", "load_point"),
@@ -180,6 +204,10 @@ DERIVED = frozenset(
         "latency_p50_ms",
         "latency_p99_ms",
         "peak_kv_usage_ratio_bound",
+        "peak_kv_usage_lower_ratio",
+        "peak_kv_usage_upper_ratio",
+        "peak_kv_usage_case",
+        "samples_outside_curves",
     }
 )
 

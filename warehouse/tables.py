@@ -283,6 +283,7 @@ TABLES: dict[str, dict[str, str]] = {
         "check_name": "VARCHAR",
         "passed": "BOOLEAN",
         "detail": "VARCHAR",
+        "kind": "VARCHAR",
     },
     "failure": {
         "run_uuid": "UUID",

@@ -89,6 +89,10 @@ def runs(
     print_table(f"{len(found)} runs", columns, [[run[name] for name in columns] for run in found])
 
 
+#: A check's ``passed`` in words.
+_STATES = {True: "holds", False: "BROKEN", None: "unknown"}
+
+
 def show(run: RunArgument, json: JsonOption = False) -> None:
     """Show one run in full: outcome, environment, numbers, load points, checks, files.
 
@@ -118,7 +122,8 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     _print_rows(
         "derived", shown["derivations"], ("load_point", "metric", "value", "reason", "formula")
     )
-    _print_rows("checks", shown["validity"], ("load_point", "check_name", "passed", "detail"))
+    checks = [row | {"state": _STATES[row["passed"]]} for row in shown["validity"]]
+    _print_rows("checks", checks, ("load_point", "check_name", "kind", "state", "detail"))
     _print_rows("failures", shown["failures"], ("type", "phase", "outcome", "line", "text"))
     _print_rows("phases", shown["phases"], ("phase", "load_point", "start_at", "end_at"))
     _print_rows("files", shown["artifacts"], ("path", "bytes", "sha256"))
@@ -338,13 +343,18 @@ def _show_cells(connection: Any, chosen: Any, *, json: bool) -> None:
             "parallel",
             "requests",
             "peak KV usage",
+            "between scrapes",
             "bound",
             "running",
             "waiting",
             "preemptions",
+            "valid",
         ),
         [_point_row(cell, point) for cell in found for point in cell["load_points"]],
     )
+    invalid = [point for cell in found for point in cell["load_points"] if point["valid"] is False]
+    if invalid:
+        say(f"{len(invalid)} load points are invalid: `memsweep show RUN` says by which checks")
     for cell in found:
         for alarm in cell["alarms"]:
             point = "" if alarm["load_point"] is None else f" (load point {alarm['load_point']})"
@@ -365,6 +375,11 @@ def _print_differences(found: Mapping[str, Any]) -> None:
     for side in ("a", "b"):
         for label in found[f"only_{side}"]:
             say(f"only in {side.upper()}: {label}")
+    for side in ("a", "b"):
+        invalid = found[f"invalid_load_points_{side}"]
+        if invalid:
+            why = sorted({name for one in invalid for name in one["broken_checks"].split(", ")})
+            say(f"{len(invalid)} invalid load points of {side.upper()} left out: {', '.join(why)}")
     rows = []
     for cell in found["cells"]:
         if set(cell["outcomes_a"]) != set(cell["outcomes_b"]):
@@ -429,11 +444,27 @@ def _point_row(cell: Mapping[str, Any], point: Mapping[str, Any]) -> list[object
         point["parallel"],
         f"{succeeded or '–'}/{point['asked_requests']}",
         _ratio(point["peak_kv_usage_ratio"]) + (" ABOVE" if point["above_bound"] else ""),
+        _between(point),
         _ratio(bound),
         count(point["peak_requests_running"]),
         count(point["peak_requests_waiting"]),
         count(point["preemptions"]),
+        _valid(point),
     ]
+
+
+def _between(point: Mapping[str, Any]) -> str:
+    """Return the peak as the requests tell it: one number where it is exact, else two."""
+    low, high = point["peak_kv_usage_lower_ratio"], point["peak_kv_usage_upper_ratio"]
+    if point["peak_kv_usage_case"] == "exact":
+        return f"{_ratio(high)} exact"
+    return "–" if high is None else f"{_ratio(low)} to {_ratio(high)}"
+
+
+def _valid(point: Mapping[str, Any]) -> str:
+    if point["valid"] is None:
+        return "–"
+    return "yes" if point["valid"] else f"INVALID: {point['broken_checks']}"
 
 
 def _ratio(value: float | None) -> str:

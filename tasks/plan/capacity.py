@@ -47,6 +47,7 @@ __all__ = [
     "RefusalType",
     "ServingSettings",
     "Speculative",
+    "blocks_held",
     "gib_interval",
     "layout",
     "load",
@@ -330,6 +331,11 @@ def within(
         refusal=refusal,
         may_be_refused=may,
     )
+
+
+def blocks_held(capacity: Capacity, tokens: int) -> int:
+    """Return the blocks that a request with ``tokens`` stored tokens holds over all groups."""
+    return held_blocks(capacity.layout.tables, capacity.layout.terms, tokens)
 
 
 def load(

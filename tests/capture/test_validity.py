@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from tasks.capture import validity
-from tasks.capture.validity import CHECKS, Evidence, Weight, judge
+from tasks.capture.validity import (
+    CHECKS,
+    Check,
+    Compared,
+    Evidence,
+    Scope,
+    Weight,
+    judge,
+    judgements,
+)
 
 
 def names(**known: Any) -> list[str]:
@@ -22,11 +31,40 @@ def test_nothing_known_is_nothing_doubted() -> None:
 #: name -> (evidence that gives the reason, evidence just within the limit)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "settings_in_force": (
-        {"requested": {"max_model_len": 32768}, "effective": {"max_model_len": "8192"}},
+        {"settings": [Compared("max_model_len", 32768, "8192", equal=False)]},
         {
-            "requested": {"max_model_len": 32768, "enforce_eager": True, "only_asked": 1},
-            "effective": {"max_model_len": "32768.0", "enforce_eager": "True", "only_told": 2},
+            "settings": [
+                Compared("max_model_len", 32768, "32768", equal=True),
+                Compared("block_size", None, "128", equal=None),
+            ]
         },
+    ),
+    "model_revision": (
+        {"model_revision": Compared("model_revision", "sha256:1", "sha256:2", equal=False)},
+        {"model_revision": Compared("model_revision", "sha256:1", "sha256:1", equal=True)},
+    ),
+    "first_completion": (
+        {"completion": {"alias": True, "tokens": False}},
+        {"completion": {"alias": True}},
+    ),
+    "port_free": ({"port_free": False}, {"port_free": True}),
+    "machine_memory_returned": (
+        {
+            "memory_back": False,
+            "memory_before_start_bytes": 2**32,
+            "memory_after_stop_bytes": 2**31,
+        },
+        {
+            "memory_back": True,
+            "memory_before_start_bytes": 2**32,
+            "memory_after_stop_bytes": 2**32,
+        },
+    ),
+    "bundle_complete": ({"files_missing": ["server.log: absent"]}, {"files_missing": []}),
+    "clock_mapped": ({"clock_mapped": False}, {"clock_mapped": True}),
+    "peak_within_bound": (
+        {"peak_kv_usage_ratio": 0.5, "peak_kv_usage_ratio_bound": 0.4},
+        {"peak_kv_usage_ratio": 0.4, "peak_kv_usage_ratio_bound": 0.4},
     ),
     "sources_agree": (
         {"stated": {"num_gpu_blocks": {"log": (551, 551), "cache_config_info": (550, 550)}}},
@@ -60,13 +98,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "sample_interval_s": 0.25,
         },
     ),
-    "server_uninterrupted": ({"counter_resets": 1}, {"counter_resets": 0, "server_restarts": 0}),
+    "server_uninterrupted": ({"counter_resets": 1}, {"counter_resets": 0}),
     "gpu_exclusive": ({"gpu_foreign_pids": [7, 7, 3]}, {"gpu_foreign_pids": []}),
     "gpu_unthrottled": ({"throttle_reasons": [0, 0x1, 0x40]}, {"throttle_reasons": [0x1, 0x2]}),
     "gpu_memory_sound": ({"ecc_errors": 2}, {"ecc_errors": 0}),
     "memory_returned": (
-        {"memory_before_start_bytes": 0, "memory_after_stop_bytes": 2**30},
-        {"memory_before_start_bytes": 0, "memory_after_stop_bytes": 2**27, "processes_left": 0},
+        {"gpu_memory_back": False, "processes_left": 0},
+        {"gpu_memory_back": True, "processes_left": 0},
     ),
     "samples_between_curves": ({"samples_outside_curves": 1}, {"samples_outside_curves": 0}),
     "power_capped": ({"throttle_reasons": [0x1, 0x4]}, {"throttle_reasons": [0x1]}),
@@ -85,6 +123,34 @@ def test_reason_is_given_and_not_given(name: str) -> None:
     wrong, right = CASES[name]
     assert names(**wrong) == [name]
     assert names(**right) == []
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_a_check_holds_is_broken_or_unknown_with_its_reason(check: Check) -> None:
+    """Unknown is neither: a check that nobody could make must not look as if it had passed."""
+    wrong, right = CASES[check.name]
+    for known, wanted in ((wrong, False), (right, True), ({}, None)):
+        one = next(j for j in judgements(Evidence(**known)) if j.name == check.name)
+        assert (one.holds, one.weight) == (wanted, check.weight)
+        assert one.reason
+
+
+def test_run_and_load_point_are_judged_apart() -> None:
+    run = {one.name for one in judgements(Evidence(), Scope.RUN)}
+    point = {one.name for one in judgements(Evidence(), Scope.LOAD_POINT)}
+    assert run | point == set(CASES)
+    assert run & point == {"server_uninterrupted"}
+    assert {"settings_in_force", "sources_agree", "port_free", "memory_returned"} <= run
+
+
+def test_no_sample_at_all_is_a_gap() -> None:
+    assert names(ticks_expected=0, ticks_kept=0) == ["samples_complete"]
+
+
+def test_a_record_without_some_requests_is_not_complete() -> None:
+    known = {"requests_asked": 8, "requests_sent": 8, "requests_succeeded": 8}
+    assert names(**known, requests_recorded=8) == []
+    assert names(**known, requests_recorded=7) == ["requests_complete"]
 
 
 def test_prefix_hits_are_wanted_where_caching_is() -> None:
@@ -121,5 +187,6 @@ def test_messages_say_both_sides_and_keep_every_source() -> None:
     assert reason.message.endswith(
         "num_gpu_blocks: cache_config_info 551, log 551, prediction 549..550"
     )
-    mismatch = judge(Evidence(requested={"dtype": "bfloat16"}, effective={"dtype": "float16"}))[0]
+    wrong = Compared("dtype", "bfloat16", "float16", equal=False)
+    mismatch = judge(Evidence(settings=[wrong]))[0]
     assert "wanted 'bfloat16', in force 'float16'" in mismatch.message

@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,6 +99,8 @@ class Spec:
     prediction: dict[str, Any] | None = field(default_factory=dict)  # None: no file; {}: computed
     sweep_text: str = "name: demo\n"
     host: str = "testhost"
+    #: What a test spoils in the outputs before they are sealed.
+    change: Callable[[Path], None] | None = None
 
     def cell(self) -> Cell:
         """Return the cell this bundle is of."""
@@ -137,6 +139,8 @@ class Lab:
         spec = spec or Spec(**changes)
         folder = bundle.staging(self.home, spec.run_uuid)
         write_outputs(folder, spec)
+        if spec.change is not None:
+            spec.change(folder)
         cell = spec.cell()
         sealed = bundle.seal(
             self.home,

@@ -68,7 +68,8 @@ def test_noise_is_not_called_a_change() -> None:
 
 def slower(by: float) -> tuple[tuple[Ask, ...]]:
     """Return requests that take longer."""
-    return ((Ask(1010.0, 1012.0 + by), Ask(1010.0, 1013.0 + by, prompt=520)),)
+    short, long = Ask(1010.0, 1012.0 + by), Ask(1010.0, 1013.0 + by, prompt=520)
+    return ((short, short, short, long),)
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +161,29 @@ def test_unlike_sets_are_refused_unless_told(rounds: Lab) -> None:
     names = [entry["name"] for entry in found["configuration"]]
     assert "setting.server.max_model_len" in names
     assert len(found["cells"]) == 1
+
+
+def test_invalid_load_points_are_left_out_and_counted(new_lab: Any, tmp_path: Path) -> None:
+    """A run whose load was cut must not move a mean; its start-up numbers still count."""
+    lab = new_lab(tmp_path)
+    cut = ((*slower(0.3)[0][:3], Ask(1010.0)),)
+    paths = [lab.seal(repeat=i, requests=slower(0.01 * i)) for i in (1, 2)]
+    paths += [lab.seal(repeat=3, requests=cut)]
+    paths += [lab.seal(repeat=i, round="2", requests=slower(0.01 * i)) for i in (1, 2)]
+    record.ingest(lab.home, paths)
+    found = differences(lab, "demo@1", "demo@2")
+    (left,) = found["invalid_load_points_a"]
+    assert (left["run_uuid"], left["load_point"]) == (paths[2].name, 0)
+    assert left["broken_checks"] == "requests_complete"
+    assert found["invalid_load_points_b"] == []
+    metrics = {(m["load_point"], m["metric"]): m for m in found["cells"][0]["metrics"]}
+    assert metrics[(0, "window_s")]["n_a"] == 2
+    assert metrics[(None, "kv_cache_size_tokens")]["n_a"] == 3
+
+
+def test_a_gate_on_left_out_numbers_is_not_green(lab: Lab) -> None:
+    """Every load point of one side is invalid: the rule cannot be judged, and says why."""
+    cut = ((*slower(0.3)[0][:3], Ask(1010.0)),)
+    record.ingest(lab.home, [lab.seal(), lab.seal(round="2", requests=cut)])
+    with pytest.raises(BadInput, match="1 invalid load points were left out"):
+        differences(lab, "demo@1", "demo@2", "window_s>1%")

@@ -18,6 +18,7 @@ import tasks.record
 import tasks.rows
 from tasks import record
 from tasks.canonical import sha256_file
+from tasks.capture.validity import CHECKS, Scope
 from tasks.pins import PARSER_VERSION
 from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab, Spec, predicted
@@ -162,9 +163,13 @@ def test_failed_requests_do_not_count(lab: Lab) -> None:
     assert measured(lab, "requests_succeeded", 0) == (2.0, None)
     assert measured(lab, "window_s", 0) == (3.0, None)
     rows = ask(
-        lab, "SELECT passed, detail FROM validity WHERE check_name = 'all_requests_succeeded'"
+        lab, "SELECT passed, kind, detail FROM validity WHERE check_name = 'requests_complete'"
     )
-    assert rows == [(False, "got 2.0, wanted 4")]
+    assert [row[:2] for row in rows] == [(False, "invalidates")]
+    assert rows[0][2].endswith("asked 4, sent 4, succeeded 2, the load ended partial")
+    assert ask(lab, "SELECT valid, failed_checks, broken_checks FROM load_points_wide") == [
+        (False, 1, "requests_complete")
+    ]
 
 
 def test_load_point_that_was_never_reached_has_reasons(lab: Lab) -> None:
@@ -623,3 +628,121 @@ def test_any_content_is_taken_or_refused_never_a_crash(
     finally:
         for path, content in kept.items():
             path.write_bytes(content)
+
+
+def checks(lab: Lab, load_point: int | None) -> dict[str, tuple[Any, ...]]:
+    """Return (kind, passed, detail) of each check of a run or load point."""
+    rows = ask(
+        lab,
+        "SELECT check_name, kind, passed, detail FROM validity "
+        "WHERE load_point IS NOT DISTINCT FROM $point",
+        point=load_point,
+    )
+    assert len(rows) == len({row[0] for row in rows})
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_every_check_is_a_row_with_kind_and_reason(one_run: Stored) -> None:
+    """The table of checks and the stored rows are the same list; unknown says what is missing."""
+    run, point = checks(one_run.lab, None), checks(one_run.lab, 0)
+    for found, scope in ((run, Scope.RUN), (point, Scope.LOAD_POINT)):
+        wanted = {c.name: c.weight.value for c in CHECKS if c.scope in (scope, Scope.BOTH)}
+        assert {name: row[0] for name, row in found.items()} == wanted
+        assert all(row[2] for row in found.values())
+    assert point["requests_complete"][1:] == (True, "asked 4, sent 4, succeeded 4")
+    assert point["preempted"][:2] == ("notes", False)
+    assert point["gpu_exclusive"][1:] == (None, "no GPU was sampled")
+    assert run["settings_in_force"][1] is True
+    assert "prediction 1638" in run["sources_agree"][2]
+    assert run["port_free"][1] is None
+    # Notes never count against a load point.
+    assert ask(one_run.lab, "SELECT valid, failed_checks FROM load_points_wide") == [(True, 0)]
+    assert ask(one_run.lab, "SELECT failed_checks FROM runs_wide") == [(0,)]
+
+
+def test_a_wrong_setting_or_a_kept_port_invalidates_every_load_point(lab: Lab) -> None:
+    """What is wrong with the run is wrong with all it measured; the outcome stays as decided."""
+
+    def spoil(folder: Path) -> None:
+        info = json.loads((folder / "server_info.json").read_text())
+        wrong = {"name": "max_model_len", "wanted": 32768, "got": 8192, "state": "differs"}
+        info["checks"].append(wrong)
+        (folder / "server_info.json").write_text(json.dumps(info))
+        stop = {"left": [], "port_free": False, "memory_back": False}
+        stop |= {"before": {"mem_available_bytes": 2**34}}
+        stop |= {"after_stop": {"mem_available_bytes": 2**33}}
+        (folder / "stop.json").write_text(json.dumps(stop))
+
+    record.ingest(lab.home, [lab.seal(Spec(change=spoil))])
+    run = checks(lab, None)
+    assert run["settings_in_force"][:2] == ("fails", False)
+    assert run["settings_in_force"][2].endswith("max_model_len: wanted 32768, in force 8192")
+    assert run["port_free"][:2] == ("invalidates", False)
+    assert run["machine_memory_returned"][:2] == ("notes", False)
+    assert "16.00 GiB available before start, 8.00 GiB" in run["machine_memory_returned"][2]
+    assert ask(lab, "SELECT outcome, valid, broken_checks FROM load_points_wide") == [
+        ("ok", False, "port_free, settings_in_force")
+    ]
+
+
+def test_a_wrong_prediction_is_kept_apart_from_log_and_server(lab: Lab) -> None:
+    """Each source's number stands in the reason, none is replaced by another."""
+    spec = Spec()
+    spec.prediction = predicted(spec.cell())
+    spec.prediction["values"]["num_gpu_blocks"] = 1600
+    record.ingest(lab.home, [lab.seal(spec)])
+    kind, passed, reason = checks(lab, None)["sources_agree"]
+    assert (kind, passed) == ("invalidates", False)
+    assert reason.endswith("num_gpu_blocks: cache_config_info 1638, prediction 1600")
+
+
+def usage(lab: Lab) -> tuple[Any, ...]:
+    """Return case, lower, sampled and upper peak and the samples outside of the only point."""
+    return ask(
+        lab,
+        "SELECT peak_kv_usage_case, peak_kv_usage_lower_ratio, peak_kv_usage_ratio, "
+        "peak_kv_usage_upper_ratio, samples_outside_curves FROM load_points_wide",
+    )[0]
+
+
+def test_usage_between_scrapes_stands_beside_the_sampled_peak(lab: Lab) -> None:
+    """Four requests of five blocks each; the scrapes saw them only after two were gone."""
+    quiet = ((1009.0, 0.0, 0.0, 0.0, 0.0), (1013.5, 5 / 1637, 1.0, 0.0, 0.0))
+    asked = [Ask(1010.0, 1012.0)] * 3 + [Ask(1010.0, 1014.0)]
+    record.ingest(lab.home, [lab.seal(samples=quiet, requests=[asked])])
+    case, lower, sampled, upper, outside = usage(lab)
+    assert case in ("exact", "bounded")
+    assert sampled == pytest.approx(5 / 1637)
+    assert sampled < lower <= upper == pytest.approx(20 / 1637)
+    assert outside == 0
+    assert checks(lab, 0)["samples_between_curves"][1] is True
+
+
+def test_samples_that_the_requests_do_not_allow_are_counted(lab: Lab) -> None:
+    """Something else used the pool, or a clock is off: noted with the number, not hidden."""
+    odd = ((1011.0, 0.5, 4.0, 0.0, 0.0), (1011.5, 0.01, 4.0, 0.0, 0.0), (1013.0, 0.4, 2.0, 0, 0))
+    record.ingest(lab.home, [lab.seal(samples=odd)])
+    assert usage(lab)[4] == 2
+    kind, passed, reason = checks(lab, 0)["samples_between_curves"]
+    assert (kind, passed) == ("notes", False)
+    assert "2 samples outside" in reason
+
+
+def test_usage_that_cannot_be_told_is_null_with_its_reason(lab: Lab) -> None:
+    """Without the counter of preemptions only the upper curve is sure; without a pool neither."""
+    blind = [(t, v, 4.0, 0.0, None) for t, v in ((1009.0, 0.0), (1011.0, 0.01), (1015.0, 0.0))]
+    record.ingest(lab.home, [lab.seal(samples=blind)])
+    case, lower, _, upper, outside = usage(lab)
+    assert (case, lower, outside) == (None, None, None)
+    assert upper == pytest.approx(20 / 1637)
+    rows = ask(lab, "SELECT reason FROM derivation WHERE metric = 'peak_kv_usage_lower_ratio'")
+    assert rows == [("preemptions within the window are not known",)]
+
+
+def test_a_counter_that_falls_and_recovers_is_a_restart(lab: Lab) -> None:
+    """Growth from end to end would hide it: 3 to 5, with a restart in between."""
+    fallen = [(1009.0, 0.0, 0, 0, 3), (1011.0, 0.01, 4, 0, 0), (1015.0, 0.0, 0, 0, 5)]
+    record.ingest(lab.home, [lab.seal(samples=fallen)])
+    assert measured(lab, "preemptions", 0)[0] is None
+    for point in (None, 0):
+        assert checks(lab, point)["server_uninterrupted"][:2] == ("invalidates", False)
