@@ -91,6 +91,7 @@ def test_two_runs_send_the_same_and_say_so(make_run: MakeRun, places: dict[str, 
             name,
             places=places,
             cell={
+                "pins": {"model_revision": models.revision(Home.find(), "tiny-qwen3")},
                 "prompts": "\n".join(map(json.dumps, lines)),
                 "load": [
                     {"dataset": "random", "parallel": 4, "number": 8},
