@@ -65,7 +65,7 @@ def of_run(
         stated=_stated(values, _mapping(source.json("prediction.json").get("values"))),
         completion={name: bool(good) for name, good in completion.items()},
         files_missing=[str(one) for one in source.manifest.get("incomplete") or []],
-        clock_mapped=source.clock is not None,
+        clock_mapped=(source.clock is not None) if source.log or source.clock else None,
         counter_resets=_resets(samples, None),
         memory_before_start_bytes=before.get("mem_available_bytes"),
         memory_after_stop_bytes=after.get("mem_available_bytes"),
@@ -158,12 +158,12 @@ def in_flight(requests: pa.Table, together: int) -> float | None:
     """Return the mean number of requests in flight while there was more to send.
 
     That is from the first start to the last one. Where all were to start at once it is the most
-    that ever were in flight. A request without an end counts as in flight from its start on.
+    that ever were in flight. Unknown where a request has no end: it left at some time nobody saw.
     """
-    if not requests.num_rows:
+    if not requests.num_rows or requests["end_s"].null_count:
         return None
     start = np.sort(requests["start_s"].to_numpy(zero_copy_only=False))
-    end = pc.fill_null(requests["end_s"], float("inf")).to_numpy(zero_copy_only=False)
+    end = requests["end_s"].to_numpy(zero_copy_only=False)
     if len(start) > together and start[-1] > start[0]:
         begun = requests["start_s"].to_numpy(zero_copy_only=False)
         busy = np.minimum(end, start[-1]) - begun

@@ -55,7 +55,7 @@ def read(folder: Path) -> pa.Table:
     """Return every request of a run, from EvalScope's own files.
 
     A database that a kill left unreadable gives no rows: its load point then has no numbers of
-    requests, and the check ``requests_on_record`` says so.
+    requests, and the check ``requests_complete`` says so.
     """
     rows: list[dict[str, Any]] = []
     wanted = _answer_tokens(folder)

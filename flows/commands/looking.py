@@ -89,10 +89,6 @@ def runs(
     print_table(f"{len(found)} runs", columns, [[run[name] for name in columns] for run in found])
 
 
-#: A check's ``passed`` in words.
-_STATES = {True: "holds", False: "BROKEN", None: "unknown"}
-
-
 def show(run: RunArgument, json: JsonOption = False) -> None:
     """Show one run in full: outcome, environment, numbers, load points, checks, files.
 
@@ -122,12 +118,20 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     _print_rows(
         "derived", shown["derivations"], ("load_point", "metric", "value", "reason", "formula")
     )
-    checks = [row | {"state": _STATES[row["passed"]]} for row in shown["validity"]]
+    checks = [row | {"state": _check_state(row)} for row in shown["validity"]]
     _print_rows("checks", checks, ("load_point", "check_name", "kind", "state", "detail"))
     _print_rows("failures", shown["failures"], ("type", "phase", "outcome", "line", "text"))
     _print_rows("phases", shown["phases"], ("phase", "load_point", "start_at", "end_at"))
     _print_rows("files", shown["artifacts"], ("path", "bytes", "sha256"))
     _print_facts("rows kept", shown["counts"])
+
+
+def _check_state(row: Mapping[str, Any]) -> str:
+    if row["passed"] is None:
+        return "unknown"
+    if row["passed"]:
+        return "holds"
+    return "noted" if row["kind"] == "notes" else "BROKEN"
 
 
 def _print_facts(title: str, facts: Mapping[str, Any], *, skip: tuple[str, ...] = ()) -> None:

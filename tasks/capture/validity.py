@@ -203,7 +203,7 @@ def _files(evidence: Evidence) -> Finding:
 
 def _clock(evidence: Evidence) -> Finding:
     if evidence.clock_mapped is None:
-        return None, "not looked at"
+        return None, "the run left neither a log nor a clock"
     return evidence.clock_mapped, (
         "clock.json is there" if evidence.clock_mapped else "the run left no clock.json"
     )
@@ -266,9 +266,9 @@ def _gaps(evidence: Evidence) -> Finding:
     expected, kept = evidence.ticks_expected, evidence.ticks_kept
     gap, interval = evidence.largest_gap_s, evidence.sample_interval_s
     found, wrong = [], kept == 0
-    if expected is not None and kept is not None:
-        found.append(f"{kept} of {expected} samples")
-        wrong = wrong or kept < KEPT_RATIO * expected
+    if kept is not None:
+        found.append(f"{kept} of {_or_unknown(expected)} samples")
+        wrong = wrong or (expected is not None and kept < KEPT_RATIO * expected)
     if gap is not None and interval:
         found.append(f"at most {gap:.2f} s without a sample (interval {interval:g} s)")
         wrong = wrong or gap > GAP_INTERVALS * interval

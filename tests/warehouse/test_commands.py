@@ -17,7 +17,7 @@ import pytest
 
 from flows import cli
 from tasks import record
-from tests.support.bundle_maker import Lab
+from tests.support.bundle_maker import Ask, Lab
 from tests.warehouse.conftest import Stored
 from warehouse.registry import Outcome, Phase
 
@@ -290,3 +290,25 @@ def test_export_has_every_table_with_its_comments(
     assert schema.metadata[b"comment"] == b"one measured number, or why there is none"
     assert pq.read_table(folder / "run.parquet").num_rows == 3
     assert run(two_rounds, "export", str(folder))[0] == 2
+
+
+def test_invalid_load_points_are_marked_and_left_out_aloud(
+    new_lab: Callable[[Path], Lab], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell table names the broken check; a comparison says how many it left out and why."""
+    monkeypatch.setenv("COLUMNS", "250")
+    lab = new_lab(tmp_path)
+    cut = ((Ask(1010.0, 1012.0), Ask(1010.0, 1012.5), Ask(1010.1, 1013.0), Ask(1010.2)),)
+    record.ingest(lab.home, [lab.seal(), lab.seal(round="2", started_s=1300.0, requests=cut)])
+    _, out, err = run(lab, "compare", "demo@2")
+    assert "INVALID: requests_complete" in out
+    assert "1 load points are invalid" in err
+    _, out, err = run(lab, "compare", "demo@1")
+    assert "INVALID" not in out + err
+    assert "0.01222" in out
+    _, out, err = run(lab, "compare", "demo@1", "demo@2")
+    assert "1 invalid load points of B left out: requests_complete" in err
+    _, out, _ = run(lab, "show", "latest")
+    assert "BROKEN" in out
+    assert "noted" in out
+    assert "peak_kv_usage_upper_ratio" in out

@@ -746,3 +746,11 @@ def test_a_counter_that_falls_and_recovers_is_a_restart(lab: Lab) -> None:
     assert measured(lab, "preemptions", 0)[0] is None
     for point in (None, 0):
         assert checks(lab, point)["server_uninterrupted"][:2] == ("invalidates", False)
+
+
+def test_a_load_point_that_nobody_sampled_is_invalid(lab: Lab) -> None:
+    """Peaks are NULL then, and so is trust: no sample is a gap as long as the window."""
+    record.ingest(lab.home, [lab.seal(samples=())])
+    kind, passed, reason = checks(lab, 0)["samples_complete"]
+    assert (kind, passed) == ("invalidates", False)
+    assert reason == "gaps in the samples: 0 of unknown samples"

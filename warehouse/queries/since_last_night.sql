@@ -19,7 +19,8 @@ means AS (
     FROM run r
     JOIN rounds o ON o.round = r.round AND o.age <= 2
     JOIN numbers n ON n.run_uuid = r.run_uuid
-    WHERE r.sweep = (SELECT sweep FROM chosen)
+    LEFT JOIN load_point_validity v ON v.run_uuid = n.run_uuid AND v.load_point = n.load_point
+    WHERE r.sweep = (SELECT sweep FROM chosen) AND v.valid IS DISTINCT FROM false
     GROUP BY r.setting_key, o.age, n.load_point, n.metric
 ),
 outcomes AS (
