@@ -35,9 +35,7 @@ LOGS = [path.read_bytes() for path in sorted((DATA / "vllm-logs").glob("*.log"))
 LOGS.append((DATA / "good-logs.jsonl").read_bytes())
 LOGS.append((DATA / "failures.jsonl").read_bytes())
 PAGES = [path.read_bytes()[:20_000] for path in sorted((DATA / "metrics").glob("*.txt"))]
-DATABASES = [
-    path.read_bytes() for path in sorted((DATA / "evalscope-1.9.1").rglob("*.db"))
-]
+DATABASES = [path.read_bytes() for path in sorted((DATA / "evalscope-1.9.1").rglob("*.db"))]
 CHUNK = 4096
 
 
