@@ -33,3 +33,8 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     yield make
     left = end_what_is_left(tmp_path)
     assert not left, f"left running: {left}"
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run only the default tier side by side: the others share engines, services and the clock."""
+    return None if "not real" in (config.option.markexpr or "") else 0
