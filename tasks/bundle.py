@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tasks.canonical import sha256_file
 from tasks.files import read_json, sync_folder
@@ -80,20 +80,30 @@ def verify(folder: Path) -> list[str]:
     except CannotFindOut as error:
         return [str(error)]
     problems = []
-    listed = bundle.manifest["files"]
+    listed = bundle.manifest.get("files")
     if not isinstance(listed, dict):
         return [f"{folder}: manifest lists no files"]
     for name, facts in listed.items():
         path = folder / name
-        if not path.is_file() or path.is_symlink():
+        if not _is_inside(name):
+            problems.append(f"{name[:200]}: not a path within the bundle")
+        elif not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+            problems.append(f"{name}: the manifest states no size and sha256")
+        elif not path.is_file() or path.is_symlink():
             problems.append(f"{name}: listed in the manifest, but not there")
         elif path.stat().st_size != facts["bytes"] or sha256_file(path) != facts["sha256"]:
             problems.append(f"{name}: content differs from the manifest")
-    for path in _files(folder):
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if name != MANIFEST and name not in listed:
+        if (path.is_symlink() or path.is_file()) and name != MANIFEST and name not in listed:
             problems.append(f"{name}: there, but not listed in the manifest")
     return problems
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a listed name stays within its bundle: relative, no "..", no NUL."""
+    parts = PurePosixPath(name).parts
+    return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def sealed(home: Home, run_uuid: str) -> Bundle | None:

@@ -73,12 +73,23 @@ def test_a_sealed_run_keeps_its_first_bundle(home: Home) -> None:
     assert again.manifest["outcome"] == "ok"
 
 
+def relist(folder: Path, name: str, facts: object) -> None:
+    """Change one entry of a manifest's list of files."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = facts
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda f: (f / "server.log").write_text("b log\n"), "server.log: content differs"),
         (lambda f: (f / "server.log").unlink(), "server.log: listed in the manifest, but not"),
         (lambda f: (f / "extra").write_text(""), "extra: there, but not listed"),
+        (lambda f: (f / "extra").symlink_to("/etc/passwd"), "extra: there, but not listed"),
+        (lambda f: relist(f, "../../etc/passwd", {"bytes": 1, "sha256": "0"}), "not a path within"),
+        (lambda f: relist(f, "/etc/passwd", {"bytes": 1, "sha256": "0"}), "not a path within"),
+        (lambda f: relist(f, "server.log", 5), "states no size and sha256"),
         (lambda f: (f / "manifest.json").unlink(), "not a sealed bundle"),
         (lambda f: (f / "manifest.json").write_text('{"format": 99}'), "bundle format 99"),
         (lambda f: (f / "manifest.json").write_text("{"), "not a sealed bundle"),

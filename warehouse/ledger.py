@@ -36,7 +36,8 @@ def read(bundles: Path) -> Ledger:
     """Read the ledger beside the bundles and check its chain."""
     path = bundles / NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        # What is not UTF-8 is not an entry: the line is then named, not the byte.
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return Ledger({}, [], _START, 0)
     return _check(path, text)

@@ -10,6 +10,7 @@ WITH parts AS (
         )::BIGINT AS budget_bytes,
         coalesce(weights_bytes, model_loading_bytes) AS weights_part_bytes,
         coalesce(available_kv_cache_bytes, requested_kv_cache_bytes) AS pool_part_bytes,
+        -- An engine that logs no estimate takes none from the budget.
         coalesce(graph_estimate_bytes, 0) AS graph_part_bytes
     FROM runs_wide
 )
