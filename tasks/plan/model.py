@@ -84,6 +84,10 @@ class ModelDescription:
     encoder_tokens: int | None
 
 
+#: Far above any model; a larger number is a slip and would be expanded layer by layer.
+MAX_LAYERS = 10_000
+
+
 class Fields:
     """Reads fields of a config and names the one that is missing or of the wrong type."""
 
@@ -165,7 +169,10 @@ def _kv_heads(fields: Fields) -> int:
 
 
 def _hidden_layers(fields: Fields) -> int:
-    return fields.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+    count = fields.whole("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
+    if count > MAX_LAYERS:
+        raise BadInput(f"{fields.where}: {count} hidden layers, wanted at most {MAX_LAYERS}")
+    return count
 
 
 def _full(fields: Fields) -> Attention:

@@ -309,3 +309,15 @@ def test_a_folder_or_a_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(BadInput, match="is not JSON"):
         model.load(tmp_path / "broken.json")
+
+
+def test_an_absurd_number_of_layers_is_refused_and_not_expanded() -> None:
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 1_000_000_000,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+    }
+    with pytest.raises(BadInput, match="1000000000 hidden layers, wanted at most 10000"):
+        model.describe(config)

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from tasks import record
@@ -314,3 +315,27 @@ def test_times_of_filters() -> None:
     assert moment("2026-11-29T01:00:00+02:00", "since").hour == 23
     with pytest.raises(BadInput, match="--since: got 'yesterday'"):
         moment("yesterday", "since")
+
+
+def test_a_graph_estimate_that_was_not_logged_is_not_taken_for_zero() -> None:
+    text = named_queries()["memory_after_start"].sql
+    assert "graph_estimate_bytes, 0" not in text
+    connection = duckdb.connect()
+    columns = {
+        "run_uuid": "'u'", "model": "'m'", "hardware": "'h'", "engine_version": "'v'",
+        "outcome": "'ok'", "max_model_len_tokens": "1", "gpu_memory_utilization_ratio": "0.9",
+        "measured_gpu_memory_utilization_ratio": "0.9", "requested_memory_bytes": "100",
+        "total_memory_bytes": "200", "weights_bytes": "10", "model_loading_bytes": "10",
+        "available_kv_cache_bytes": "50", "requested_kv_cache_bytes": "NULL::BIGINT",
+        "non_torch_bytes": "5", "weights_and_non_torch_bytes": "15", "peak_activation_bytes": "7",
+        "graph_capture_bytes": "3",
+    }  # fmt: skip
+    for estimate, wanted in (("8", 20), ("NULL::BIGINT", None)):
+        listed = ", ".join(
+            f"{v} AS {n}" for n, v in {**columns, "graph_estimate_bytes": estimate}.items()
+        )
+        connection.execute(f"CREATE OR REPLACE VIEW runs_wide AS SELECT {listed}")
+        cursor = connection.execute(text, {"model": None})
+        names = [column[0] for column in cursor.description or []]
+        (row,) = cursor.fetchall()
+        assert row[names.index("unexplained_bytes")] == wanted

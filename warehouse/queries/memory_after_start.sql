@@ -9,9 +9,7 @@ WITH parts AS (
             ceil(total_memory_bytes * gpu_memory_utilization_ratio)
         )::BIGINT AS budget_bytes,
         coalesce(weights_bytes, model_loading_bytes) AS weights_part_bytes,
-        coalesce(available_kv_cache_bytes, requested_kv_cache_bytes) AS pool_part_bytes,
-        -- An engine that logs no estimate takes none from the budget.
-        coalesce(graph_estimate_bytes, 0) AS graph_part_bytes
+        coalesce(available_kv_cache_bytes, requested_kv_cache_bytes) AS pool_part_bytes
     FROM runs_wide
 )
 SELECT
@@ -24,9 +22,10 @@ SELECT
     graph_capture_bytes,
     graph_estimate_bytes,
     pool_part_bytes AS kv_pool_bytes,
+    -- NULL where a part was not logged: an absent part is not 0.
     budget_bytes - weights_part_bytes
         - coalesce(non_torch_bytes, weights_and_non_torch_bytes - weights_part_bytes)
-        - peak_activation_bytes - graph_part_bytes - pool_part_bytes AS unexplained_bytes
+        - peak_activation_bytes - graph_estimate_bytes - pool_part_bytes AS unexplained_bytes
 FROM parts
 WHERE outcome = 'ok' AND ($model::VARCHAR IS NULL OR model = $model::VARCHAR)
 ORDER BY model, max_model_len_tokens, gpu_memory_utilization_ratio, run_uuid;
