@@ -143,7 +143,7 @@ LOAD_POINT: dict[str, Metric] = {
         Metric("preemptions", "count", "preemptions within the window", "load_point"),
         Metric("prefix_cache_hits", "tokens", "prefix-cache hits within the window", "load_point"),
         Metric("requests_asked", "requests", "requests asked for", "load_point"),
-        Metric("requests_succeeded", "requests", "requests that succeeded", "load_point"),
+        Metric("requests_succeeded", "requests", "requests answered whole", "load_point"),
         Metric("prompt_tokens_min", "tokens", "shortest prompt as served", "load_point"),
         Metric("prompt_tokens_max", "tokens", "longest prompt as served", "load_point"),
         Metric("output_tokens_max", "tokens", "longest output as served", "load_point"),
@@ -169,6 +169,16 @@ LOAD_POINT: dict[str, Metric] = {
             "load_point",
         ),
         Metric("peak_gpu_used_bytes", "bytes", "peak device memory used (NVML)", "load_point"),
+        Metric("client_lag_p50_s", "s", "median lateness of the client's event loop", "load_point"),
+        Metric(
+            "client_lag_p99_s",
+            "s",
+            "99th percentile of the lateness of the client's event loop",
+            "load_point",
+        ),
+        Metric(
+            "client_lag_max_s", "s", "greatest lateness of the client's event loop", "load_point"
+        ),
     )
 }
 

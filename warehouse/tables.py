@@ -261,6 +261,8 @@ TABLES: dict[str, dict[str, str]] = {
         "window_start_s": "DOUBLE",
         "window_end_s": "DOUBLE",
         "window_source": "VARCHAR",
+        "requests_sha256": "VARCHAR",
+        "prompt_tokens_differ": "INTEGER",
     },
     "request": {
         "run_uuid": "UUID",
