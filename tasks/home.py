@@ -54,6 +54,11 @@ class Home:
         return self.root / "rounds"
 
     @property
+    def schedules(self) -> Path:
+        """What is scheduled and what came of each night; one file each."""
+        return self.root / "schedules"
+
+    @property
     def bundles(self) -> Path:
         """Sealed bundles, one folder a run, named by the run's UUID."""
         return self.root / "bundles"
