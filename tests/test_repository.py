@@ -13,6 +13,7 @@ import pytest
 
 from flows.shipped import shipped
 from tasks import pins
+from tasks.plan.published import parse
 from tasks.plan.sweep import parse_sweep
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +84,9 @@ def test_no_lock_names_an_address() -> None:
 
 @pytest.mark.parametrize("name", [n for n in tracked() if n.endswith((".yaml", ".yml"))])
 def test_every_tracked_yaml_is_of_a_known_kind(name: str) -> None:
+    if name.startswith("flows/sweeps/published/"):
+        parse((ROOT / name).read_text(), where=name)
+        return
     if name.startswith("flows/sweeps/"):
         parse_sweep((ROOT / name).read_text(), where=name)
         return

@@ -1,0 +1,130 @@
+"""The shipped sweeps and ``compare --with published``: no network, no service, no GPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from flows import cli
+from flows.shipped import shipped
+from tasks.launch import target
+
+A10 = """
+description: a cluster
+device: cuda
+gpu: A10
+operation: gpu.yaml
+host: http://polyaxon.invalid
+image: registry.invalid/engine
+image_digest: unresolved
+models: /nowhere/models
+"""
+OF_DOCUMENTS = sorted(set(shipped()) - {"demo"})
+#: Cells and load points of each: a slip in a grid would show here.
+SIZES = {
+    "context-limit": (3, 3),
+    "kv-dtype": (2, 2),
+    "memory-utilization": (3, 3),
+    "misconfiguration": (2, 2),
+    "nightly": (14, 25),
+    "prompt-length": (1, 12),
+    "qwen3-4b-polyaxon": (5, 5),
+    "scheduler-limits": (5, 5),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a profile of an A10; nothing may be fetched."""
+
+    def fetched(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError(f"fetched {arguments}")
+
+    monkeypatch.setenv("MEMSWEEP_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(httpx, "get", fetched)
+    monkeypatch.setattr(target, "_gpu_here", lambda: None)
+    (tmp_path / "a10.yaml").write_text(A10)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.run(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.parametrize("name", OF_DOCUMENTS)
+def test_every_sweep_is_planned_without_a_network_and_says_what_is_unresolved(
+    name: str, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    code, out, err = run(capsys, "plan", name, "--target", "a10.yaml", "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    cells = plan["cells"]
+    assert (len(cells), sum(len(c["cell"]["setting"]["load"]) for c in cells)) == SIZES[name]
+    wanted = {"image_digest"} if "qwen3" in name else {"image_digest", "model_revision"}
+    assert {pin.rpartition(": ")[2] for pin in plan["unresolved"]} == wanted
+    for cell in cells:
+        prediction = cell["prediction"]
+        assert prediction["model_config"], cell["label"]
+        if cell["expect"] is None:
+            assert prediction["pool_estimate"]["bytes"] > 0, cell["label"]
+            assert cell["infeasible"] is None, cell["label"]
+    assert not (here / "state").exists()
+
+
+def test_a_plan_takes_less_than_two_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test CPU time, which a busy machine does not change, of the largest."""
+    began = time.process_time()
+    assert run(capsys, "plan", "nightly", "--target", "a10.yaml")[0] == 0
+    assert time.process_time() - began < 2
+
+
+def test_what_is_unresolved_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "run", "memory-utilization", "--target", "a10.yaml")
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_published_beside_predicted_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Test that every figure that arithmetic knows agrees, and that nothing was measured."""
+    code, out, err = run(capsys, "compare", "memory-utilization", "--with", "published", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["selection"] is None
+    figures = [figure for cell in found["cells"] for figure in cell["figures"]]
+    assert {figure["verdict"] for figure in figures} == {"not measured"}
+    assert all(figure["predicted_agrees"] in (True, None) for figure in figures)
+    (tokens,) = [f for f in figures if f["metric"] == "kv_cache_size_tokens"]
+    assert (tokens["printed"], tokens["predicted"]) == ("273,563 tokens", 273_563)
+    code, out, err = run(capsys, "compare", "nightly", "--with", "published")
+    assert code == 0
+    assert "about 19.35 GiB" in out
+    assert "0.5818" in out
+    assert "nothing is measured yet" in err
+    assert "is not what is predicted" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["memory-utilization", "--with", "notes"], "--with: wanted published"),
+        (["memory-utilization", "demo", "--with", "published"], "with one sweep or round"),
+        (["memory-utilization", "--with", "published", "--unlike"], "without --fail-on"),
+        (["demo", "--with", "published"], "nothing is measured yet, wanted one of context-limit"),
+        (["--with", "published"], "got no sweep"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "compare", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
