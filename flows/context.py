@@ -8,26 +8,47 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from flows.output import say
-from flows.shipped import beside, find_sweep
+from flows.shipped import beside, find_sweep, shipped_model
 from tasks.boots import PastBoots
 from tasks.collect import Origin
+from tasks.glance import Glance, glance
 from tasks.home import Home
-from tasks.launch import environments, models, services, target
+from tasks.launch import access, environments, models, services, target
 from tasks.launch.operation import template_key
 from tasks.launch.port import PolyaxonPort
-from tasks.launch.settings import client_environment, polyaxon_environment
+from tasks.launch.settings import (
+    client_environment,
+    polyaxon_environment,
+    prefect_environment,
+    run_outputs,
+)
 from tasks.measure import Measuring
 from tasks.pins import BENCH_VERSION, ENGINE_VERSION
 from tasks.plan import hub, model, weights
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
 from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
+from tasks.redact import Secrets
 from tasks.rounds import Round, open_round
 from warehouse.errors import BadInput, CannotFindOut
+
+#: Longest wait for Prefect's answer to "was the flow cancelled?", seconds.
+CANCEL_LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a sweep is to be measured, beyond sweep and target."""
+
+    fresh: bool = False  # open a new round
+    keep_infeasible: bool = False  # run even what the prediction refuses
+    keep_going: bool = False  # even where the first cells all fail alike
+    night: str | None = None  # scheduled time in UTC, as the round's label
+    budget_minutes: float | None = None  # GPU-minutes (slot-minutes on a CPU) to spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,8 @@ class Context:
     round: Round
     measuring: Measuring
     origin: Origin
+    keep_going: bool = False
+    look: Callable[[str], Glance] = lambda _run_uuid: Glance()  # at a run that goes on
 
 
 def surroundings(home: Home, target_name: str, *, fetch: bool = False) -> Surroundings:
@@ -66,7 +89,7 @@ def surroundings(home: Home, target_name: str, *, fetch: bool = False) -> Surrou
         revision=lambda name: models.revision(home, name),
         config=cache(lambda name, revision: _config(home, profile, name, revision, fetch=fetch)),
         gpu=gpu,
-        checkpoint=cache(lambda name: _checkpoint(target.model_folder(home, profile, name))),
+        checkpoint=cache(lambda name: _checkpoint(home, profile, name)),
         boots=PastBoots(home.warehouse_snapshot, gpu),
     )
 
@@ -74,12 +97,16 @@ def surroundings(home: Home, target_name: str, *, fetch: bool = False) -> Surrou
 def _config(
     home: Home, profile: target.Profile, name: str, revision: str, *, fetch: bool
 ) -> dict[str, object] | None:
-    """Return a model's config: as generated, from its folder, or from its hub by revision."""
+    """Return a model's config: as generated, from its folder, as shipped for a shipped sweep's
+    model, or from its hub by revision."""
     if models.is_generated(name):
         return models.config(name)
     file = target.model_folder(home, profile, name) / "config.json"
     if file.is_file():
         return model.load(file)
+    known = shipped_model(name)
+    if known is not None and known.is_of(revision):
+        return known.config
     reference = f"{name}@{revision}"
     if not hub.is_reference(reference) or not (fetch or hub.is_cached(reference, home.cache)):
         return None
@@ -90,26 +117,12 @@ def _config(
         return None
 
 
-def _checkpoint(folder: Path) -> weights.Stored | None:
+def _checkpoint(home: Home, profile: target.Profile, name: str) -> weights.Stored | None:
     try:
-        return weights.stored(folder)
+        return weights.stored(target.model_folder(home, profile, name))
     except BadInput:
-        return None
-
-
-def _embedded(target_name: str) -> target.Profile:
-    """Return a target's profile.
-
-    Raises :class:`BadInput` for a cluster's: measuring there is not built yet, and a cell must
-    never be submitted to another server than the profile names.
-    """
-    profile = target.load(target_name)
-    if not profile.is_embedded:
-        raise BadInput(
-            f"target {target_name!r} names the host {profile.host}: measuring on a cluster is not "
-            "built yet, only planning; use --target local or local-gpu"
-        )
-    return profile
+        known = shipped_model(name)
+        return None if known is None else known.stored
 
 
 def announce(home: Home) -> None:
@@ -142,8 +155,18 @@ def _existing(home: Home) -> str:
 
 
 def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
-    """Make what is missing on this machine and start its services; safe to interrupt."""
-    profile = _embedded(target_name)
+    """Make what is missing on this machine and start its services; safe to interrupt.
+
+    For a cluster nothing is made: its server is asked whether it has what the sweep needs, and of
+    the services only Prefect is wanted here.
+    """
+    profile = target.load(target_name)
+    prefect_api_url = os.environ.get("PREFECT_API_URL") or None
+    if profile.host is not None:
+        _require_cluster(home, sweep, target_name)
+        return services.up(
+            home, prefect_api_url=prefect_api_url, polyaxon_host=profile.host, progress=say
+        )
     environments.ensure(home, device=profile.device, progress=say)
     for name in _model_names(sweep):
         if models.is_generated(name):
@@ -151,9 +174,41 @@ def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
     return services.up(
         home,
         slots=profile.slots,
-        prefect_api_url=os.environ.get("PREFECT_API_URL") or None,
+        prefect_api_url=prefect_api_url,
         progress=say,
     )
+
+
+def _require_cluster(home: Home, sweep: Sweep, target_name: str) -> None:
+    """Go on only where the cluster's server can take the sweep's first run.
+
+    Raises:
+        BadInput, CannotFindOut: a pin is unresolved, or something is missing there.
+    """
+    profile = target.load(target_name)
+    plan = make_plan(sweep, surroundings(home, target_name, fetch=True))
+    if plan.unresolved:
+        raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
+    first = next(iter(plan.runs()), None)
+    if first is None:
+        return
+    os.environ.update(_remote_environment(home))
+    found = access.check(profile, lambda: target.operation(home, profile, first.cell))
+    access.require(found, profile.name, say)
+
+
+def refuse_secrets(where: str, text: str) -> None:
+    """Refuse a sweep that holds a secret: it would go into every bundle of it.
+
+    Raises:
+        BadInput: it does; the message tells the line, not the secret.
+    """
+    line = Secrets.here().first(text)
+    if line is not None:
+        raise BadInput(
+            f"{where}: line {line} holds what looks like a secret; a sweep is kept in every bundle: "
+            "take it out, and give secrets to the cluster by reference"
+        )
 
 
 def _model_names(sweep: Sweep) -> list[str]:
@@ -161,21 +216,22 @@ def _model_names(sweep: Sweep) -> list[str]:
     return sorted(names)
 
 
-def open_context(
-    sweep_name: str, target_name: str, *, fresh: bool, keep_infeasible: bool, flow_run_id: str
-) -> Context:
+def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_id: str) -> Context:
     """Plan the sweep and open its round; services have to be up."""
     home = Home.find()
     where, text = find_sweep(sweep_name)
+    refuse_secrets(where, text)
     sweep = parse_sweep(text, where=where, read=beside(sweep_name))
-    profile = _embedded(target_name)
+    profile = target.load(target_name)
     where_runs = surroundings(home, target_name, fetch=True)
-    plan = make_plan(sweep, where_runs, keep_infeasible=keep_infeasible)
+    plan = make_plan(sweep, where_runs, keep_infeasible=wishes.keep_infeasible)
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
-    round_, new = open_round(home, sweep, text, target=target_name, fresh=fresh)
+    round_, new = open_round(
+        home, sweep, text, target=target_name, fresh=wishes.fresh, label=wishes.night
+    )
     say(f"round {round_.id} ({'opened' if new else 'goes on'})")
-    port = port_of(home)
+    port = port_of(home, target_name)
     port.ensure_project()
 
     def operation(run: PlannedRun) -> dict[str, object]:
@@ -198,18 +254,44 @@ def open_context(
         operation=operation,
         keep_alive=keep_alive,
         queue_s=profile.queue_s,
+        approval_s=profile.approval_s,
         flow_run_id=flow_run_id,
         origin=origin.document,
         tell=lambda text: say(f"  {text}"),
+        is_cancelled=lambda: _is_cancelled(flow_run_id),
     )
-    return Context(plan, round_, measuring, origin)
+    return Context(
+        plan,
+        round_,
+        measuring,
+        origin,
+        keep_going=wishes.keep_going,
+        look=lambda run_uuid: glance(run_outputs(home, run_uuid)),
+    )
 
 
-def port_of(home: Home) -> PolyaxonPort:
-    """Return the port to the Polyaxon server in use.
+def _is_cancelled(flow_run_id: str) -> bool:
+    """Whether someone cancelled the flow run in Prefect; a server that is away has not."""
+    import httpx
 
-    Raises :class:`CannotFindOut` when no server is up.
+    api = os.environ.get("PREFECT_API_URL", "")
+    try:
+        answer = httpx.get(f"{api}/flow_runs/{flow_run_id}", timeout=CANCEL_LOOK_S, trust_env=False)
+        state = answer.json().get("state") or {}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return False
+    return state.get("type") in ("CANCELLING", "CANCELLED")
+
+
+def port_of(home: Home, target_name: str = "local") -> PolyaxonPort:
+    """Return the port to a target's Polyaxon server.
+
+    Raises :class:`CannotFindOut` when it is the embedded one and not up.
     """
+    profile = target.load(target_name)
+    if not profile.is_embedded:
+        os.environ.update(_remote_environment(home))
+        return access.client(profile)
     ends = services.endpoints(home)
     if ends is None:
         raise CannotFindOut("no Polyaxon server is up; start it with: memsweep services up")
@@ -219,13 +301,38 @@ def port_of(home: Home) -> PolyaxonPort:
     return PolyaxonClient(ends.polyaxon_host)
 
 
+def target_of(home: Home, run_uuid: str) -> str:
+    """Return the target of the round a run belongs to; ``local`` where no round knows it."""
+    from tasks.rounds import rounds_of
+
+    for round_ in rounds_of(home):
+        if any(state.run_uuid == run_uuid for state in round_.states()):
+            return round_.target
+    return "local"
+
+
+def _remote_environment(home: Home) -> dict[str, str]:
+    """Return what a client of another server needs: folders of our own, and Polyaxon's own login.
+
+    Its defaults are folders that every user of the machine shares.
+    """
+    ours = polyaxon_environment(home)
+    del ours["POLYAXON_HOME"]
+    return ours
+
+
 def use(home: Home, ends: services.Endpoints) -> None:
     """Point this process at the services; before Prefect or Polyaxon is imported."""
-    os.environ.update(
-        client_environment(
-            home, prefect_api_url=ends.prefect_api_url, polyaxon_host=ends.polyaxon_host
+    embedded = services.endpoints(home)
+    if embedded is not None and embedded.polyaxon_host == ends.polyaxon_host:
+        os.environ.update(
+            client_environment(
+                home, prefect_api_url=ends.prefect_api_url, polyaxon_host=ends.polyaxon_host
+            )
         )
-    )
+    else:
+        os.environ.update(_remote_environment(home))
+        os.environ.update(prefect_environment(home, ends.prefect_api_url))
     os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
     # The services are on loopback: no proxy is to be asked for them.
     for name in ("NO_PROXY", "no_proxy"):

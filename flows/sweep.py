@@ -7,24 +7,28 @@ flow may die at any moment: the next one reuses what is finished and adopts what
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
-from flows.context import Context, open_context
+from flows.context import Context, Wishes, open_context
 from flows.output import say
+from flows.pending import CellResult, Pending, all_alike
+from flows.progress import Going, Standing, shown
 from tasks import reconcile, record
 from tasks.collect import collect, infeasible_uuid, seal_infeasible
+from tasks.glance import Glance
 from tasks.measure import (
     KEEP_ALIVE_S,
     Measuring,
@@ -33,7 +37,7 @@ from tasks.measure import (
     wait_until_final,
     write_prediction,
 )
-from tasks.plan.plan import Plan, PlannedRun
+from tasks.plan.plan import PlannedRun
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from warehouse.errors import CannotFindOut, MemsweepError
@@ -45,20 +49,12 @@ RUNNER = cast("TaskRunner[PrefectFuture[Any]]", ThreadPoolTaskRunner(max_workers
 #: How long an interrupted flow waits for its runs to stop and to be collected.
 WIND_UP_S = 300.0
 SLOT_POLL_S = 0.1
+#: So many cells that are measured already are told by name.
+REUSED_TOLD = 20
+#: Free disk that no run may touch: the warehouse and the services need some to end well.
+SPARE_BYTES = 300_000_000
 #: Name of the flow run's state when everything was measured, but not all came out as expected.
 NOT_AS_EXPECTED = "NotAsExpected"
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """How one repeat of one cell came out."""
-
-    label: str
-    repeat: int
-    run_uuid: str
-    outcome: str
-    as_expected: bool
-    reused: bool
 
 
 @flow(
@@ -68,21 +64,34 @@ class CellResult:
     persist_result=False,
 )
 def measure_sweep(
-    sweep: str, target: str = "local", *, fresh: bool = False, keep_infeasible: bool = False
+    sweep: str,
+    target: str = "local",
+    *,
+    fresh: bool = False,
+    keep_infeasible: bool = False,
+    keep_going: bool = False,
+    budget_minutes: float | None = None,
 ) -> State[str]:
     """Measure what is missing of a sweep's newest round (or of a new one).
 
     ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles;
-    ``keep_infeasible`` runs even the cells that the prediction refuses.
+    ``keep_infeasible`` runs even the cells that the prediction refuses; ``keep_going`` goes on
+    where the first cells all fail alike; ``budget_minutes`` are GPU-minutes (slot-minutes on a CPU)
+    this flow may spend.
     """
+    wishes = Wishes(
+        fresh=fresh,
+        keep_infeasible=keep_infeasible,
+        keep_going=keep_going,
+        budget_minutes=budget_minutes,
+    )
+    return measure_in_flow(sweep, target, wishes)
+
+
+def measure_in_flow(sweep: str, target: str, wishes: Wishes) -> State[str]:
+    """Measure a sweep inside the Prefect flow run that calls this; see :func:`measure_sweep`."""
     try:
-        context = open_context(
-            sweep,
-            target,
-            fresh=fresh,
-            keep_infeasible=keep_infeasible,
-            flow_run_id=str(flow_run.get_id()),
-        )
+        context = open_context(sweep, target, wishes, flow_run_id=str(flow_run.get_id()))
         with context.round.only_flow():
             return _measure(context)
     except MemsweepError as error:
@@ -99,10 +108,11 @@ def _measure(context: Context) -> State[str]:
     results = measure_round(context)
     # What could not be ingested when it was sealed; raises where it still cannot.
     reconcile.ingest_all(home, say)
-    return _verdict(context.plan, results)
+    return _verdict(context, results)
 
 
-def _verdict(plan: Plan, results: list[CellResult]) -> State[str]:
+def _verdict(context: Context, results: list[CellResult]) -> State[str]:
+    plan = context.plan
     total = sum(1 for _ in plan.runs()) + sum(1 for _ in plan.skipped())
     wrong = [result for result in results if not result.as_expected]
     good = len(results) - len(wrong)
@@ -110,7 +120,10 @@ def _verdict(plan: Plan, results: list[CellResult]) -> State[str]:
     if wrong:
         text += "; " + ", ".join(f"{r.label}: {r.outcome}" for r in wrong[:5])
     if len(results) < total:
-        text += f"; {total - len(results)} not measured (stopped)"
+        why = context.measuring.ended_early or "stopped"
+        text += f"; {total - len(results)} not measured ({why})"
+    if context.measuring.cancelled:
+        return Cancelled(message=text)
     if good < total:
         return Failed(name=NOT_AS_EXPECTED, message=text)
     return Completed(message=text)
@@ -120,8 +133,10 @@ def _verdict(plan: Plan, results: list[CellResult]) -> State[str]:
 class Started:
     """A cell's task, watched without asking the Prefect server, which may be away for a while."""
 
+    run: PlannedRun
     future: PrefectConcurrentFuture[str]
     ended: threading.Event  # set when the run is over and its slot is free again
+    since_s: float  # time.monotonic
 
     @property
     def holds_slot(self) -> bool:
@@ -140,40 +155,133 @@ class Started:
         return not cast("State[str]", wrapped.result()).is_completed()
 
 
+@dataclass(slots=True)
+class Progress:
+    """What the main thread and the cells' threads of one flow share."""
+
+    pending: Pending
+    results: list[CellResult] = field(default_factory=list)
+    faults: list[BaseException] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a cell's thread may still end, and put its run back."""
+        return any(not one.future.wrapped_future.done() for one in self.started)
+
+
 def measure_round(context: Context) -> list[CellResult]:
     """Measure every missing run of the round, slot by slot, and return all results.
 
     Raises what kept a cell from being measured; no further cell is started then.
     """
-    measuring = context.measuring
-    results = [record_infeasible(context, run) for run in context.plan.skipped()]
-    faults: list[BaseException] = []
-    started: list[Started] = []
-    with keeping_alive(measuring):
+    results: list[CellResult] = []
+    progress = Progress(Pending(_missing(context, results)), results)
+    progress.results += [record_infeasible(context, run) for run in context.plan.skipped()]
+    with keeping_alive(context.measuring), shown(lambda: _standing(context, progress)):
         try:
-            for run in context.plan.runs():
-                done = context.round.finished(run.cell.cell_key, run.repeat)
-                if done:
-                    results.append(_reused(run, done))
-                    told = f"measured already ({done.outcome}), run {done.run_uuid}"
-                    say(f"  {run.cell.label}: {told}")
-                elif _wait_for_slot(started, context):
-                    ended = threading.Event()
-                    work = _work(context, run, ended.set, results, faults)
-                    started.append(Started(_submit(run, work), ended))
-            for one in started:
+            while (run := _next(progress, context)) is not None:
+                ended = threading.Event()
+                work = _work(context, run, ended.set, progress)
+                future = _submit(run, work)
+                progress.started.append(Started(run, future, ended, time.monotonic()))
+            for one in progress.started:
                 one.future.wait()
         except BaseException:
-            measuring.stop.set()
-            for one in started:
+            context.measuring.stop.set()
+            for one in progress.started:
                 one.future.wait(timeout=WIND_UP_S)
             raise
-    if faults:
-        raise faults[0]
-    for one in started:
-        if one.broke:
-            raise CannotFindOut("a cell's task ended without a result; see its run in Prefect")
-    return results
+    if progress.faults:
+        raise progress.faults[0]
+    if any(one.broke for one in progress.started):
+        raise CannotFindOut("a cell's task ended without a result; see its run in Prefect")
+    return progress.results
+
+
+def _standing(context: Context, progress: Progress) -> Standing:
+    """Return where the round stands, for whoever looks at a terminal."""
+    going = [one for one in progress.started if one.holds_slot]
+    results = list(progress.results)
+    moment = time.monotonic()
+    left = sum(run.planned.estimate_s for run in progress.pending.runs()) + sum(
+        max(0.0, one.run.planned.estimate_s - (moment - one.since_s)) for one in going
+    )
+    return Standing(
+        done=len(results),
+        total=len(results) + len(progress.pending) + len(going),
+        unexpected=sum(not result.as_expected for result in results),
+        left_s=left / context.plan.surroundings.slots,
+        going=[_going(context, one) for one in going],
+    )
+
+
+def _going(context: Context, one: Started) -> Going:
+    cell = one.run.cell
+    state = context.round.state(cell.cell_key, one.run.repeat)
+    uuid = state.run_uuid if state and state.manifest_sha256 is None else None
+    return Going(
+        label=cell.label,
+        repeat=one.run.repeat,
+        load_points=len(cell.setting.load),
+        since_s=one.since_s,
+        seen=Glance() if uuid is None else context.look(uuid),
+    )
+
+
+def _missing(context: Context, results: list[CellResult]) -> list[PlannedRun]:
+    """Return the runs that are not finished; what is goes into ``results``."""
+    missing = []
+    for run in context.plan.runs():
+        done = context.round.finished(run.cell.cell_key, run.repeat)
+        if done is None:
+            missing.append(run)
+        else:
+            results.append(_reused(run, done))
+    for result in results[:REUSED_TOLD]:
+        say(f"  {result.label}: measured already ({result.outcome}), run {result.run_uuid}")
+    if len(results) > REUSED_TOLD:
+        say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
+    return missing
+
+
+def _next(progress: Progress, context: Context) -> PlannedRun | None:
+    """Wait until a run may be started and return it; ``None`` when no further one is to be."""
+    measuring = context.measuring
+    while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
+        if any(one.broke for one in progress.started):
+            return None
+        goes_on = progress.goes_on  # looked at first: a thread puts its run back before it ends
+        if not progress.pending and not goes_on:
+            return None
+        slots = context.plan.surroundings.slots
+        if sum(one.holds_slot for one in progress.started) < slots:
+            if not context.keep_going and (alike := all_alike(progress.results)):
+                measuring.end_early(
+                    f"the first cells all ended alike - {alike}; to go on: --keep-going"
+                )
+                return None
+            if (full := _disk_is_full(context)) is not None:
+                progress.faults.append(full)
+                return None
+            if (run := progress.pending.take()) is not None:
+                return run
+        time.sleep(SLOT_POLL_S)
+    return None
+
+
+def _disk_is_full(context: Context) -> CannotFindOut | None:
+    """Return the fault where the next run would not find the disk it needs."""
+    plan, root = context.plan, context.measuring.home.root
+    # A run's outputs and its bundle lie beside each other for a while.
+    need = 2 * plan.disk_bytes // max(1, plan.boots) + SPARE_BYTES
+    free = shutil.disk_usage(root).free
+    if free >= need:
+        return None
+    return CannotFindOut(
+        f"{root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the next run; no "
+        "further cell was started; free some and run the sweep again"
+    )
 
 
 @contextlib.contextmanager
@@ -212,18 +320,6 @@ def _submit(run: PlannedRun, work: Callable[[], str]) -> PrefectConcurrentFuture
     return future
 
 
-def _wait_for_slot(started: list[Started], context: Context) -> bool:
-    """Wait until a run may be started; ``False`` when no further one is to be."""
-    measuring = context.measuring
-    while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
-        if any(one.broke for one in started):
-            return False
-        if sum(one.holds_slot for one in started) < context.plan.surroundings.slots:
-            return True
-        time.sleep(SLOT_POLL_S)
-    return False
-
-
 def _reused(run: PlannedRun, done: RepeatState) -> CellResult:
     outcome = done.outcome or "unknown"
     return CellResult(
@@ -237,22 +333,32 @@ def _reused(run: PlannedRun, done: RepeatState) -> CellResult:
 
 
 def _work(
-    context: Context,
-    run: PlannedRun,
-    release: Callable[[], None],
-    results: list[CellResult],
-    faults: list[BaseException],
+    context: Context, run: PlannedRun, release: Callable[[], None], progress: Progress
 ) -> Callable[[], str]:
     def work() -> str:
         try:
             result = measure_one(context, run, release)
         except BaseException as error:
-            faults.append(error)
+            progress.faults.append(error)
             raise
-        results.append(result)
+        if not _tried_again(context, run, result, progress.pending):
+            progress.results.append(result)
         return result.outcome
 
     return work
+
+
+def _tried_again(context: Context, run: PlannedRun, result: CellResult, pending: Pending) -> bool:
+    """Put a repeat back of which nothing was found out; the attempt's bundle is kept."""
+    measuring = context.measuring
+    if result.transient is None or measuring.stop.is_set() or measuring.finish_only.is_set():
+        return False
+    wait = pending.again(run)
+    if wait is None:
+        say(f"  {run.cell.label}: {result.transient} again; the next run of the sweep tries anew")
+        return False
+    say(f"  {run.cell.label}: {result.transient}; another attempt in {wait:.0f} s")
+    return True
 
 
 def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
@@ -280,12 +386,23 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
     _publish(context, bundle.folder.name)
     expected = run.planned.as_expected(outcome)
     message = str(bundle.manifest.get("message") or "").splitlines()
+    said = message[0][:200] if message and outcome != Outcome.OK.value else ""
     say(
         f"  {run.cell.label}: {outcome}"
-        + (" as expected" if expected and outcome != "ok" else "")
-        + (f" - {message[0][:200]}" if message and outcome != "ok" else "")
+        + (" as expected" if expected and outcome != Outcome.OK.value else "")
+        + (f" - {said}" if said else "")
     )
-    return CellResult(run.cell.label, run.repeat, view.uuid, outcome, expected, reused=False)
+    phase, cause = bundle.manifest.get("phase"), bundle.manifest.get("transient_cause")
+    return CellResult(
+        run.cell.label,
+        run.repeat,
+        view.uuid,
+        outcome,
+        expected,
+        reused=False,
+        failure="" if expected else f"{phase}: {said}",
+        transient=None if cause is None else str(cause),
+    )
 
 
 def record_infeasible(context: Context, run: PlannedRun) -> CellResult:

@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +21,23 @@ from tasks.bundle import Bundle, Identity
 from tasks.canonical import sha256_file
 from tasks.capture import startup_log, text
 from tasks.capture.failures import Failure
+from tasks.causes import transient_cause
 from tasks.clock import Clock
 from tasks.files import read_json
 from tasks.home import Home
 from tasks.launch.port import PolyaxonPort, RunView
 from tasks.outcome import decide_outcome
 from tasks.plan.plan import PlannedRun
+from tasks.redact import Secrets, clean_folder
 from tasks.rounds import RepeatState, Round, now
-from warehouse.errors import CannotFindOut
+from warehouse.errors import CannotFindOut, ServiceDown
 from warehouse.registry import Outcome, Phase
 
 READ_BYTES = 1 << 20
+#: First pause before outputs that have not all arrived are fetched again; then twice as long.
+SYNC_PAUSE_S = 2.0
+#: What Polyaxon collected of a run whose own log did not arrive.
+POLYAXON_LOG = "polyaxon.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +113,36 @@ def collect(
 ) -> Bundle:
     """Seal the bundle of a run that Polyaxon calls final; idempotent.
 
-    A run without ``end.json`` is sealed with what there is, as ``lost``, ``stopped`` or
-    ``crashed``.
+    Outputs that go on arriving (a cluster syncs them to its store) are waited for, not longer than
+    the port says; a run without ``end.json`` is then sealed with what there is, as ``partial``,
+    ``lost``, ``stopped`` or ``crashed``. Secrets are taken out of what came from outside, which the
+    manifest tells as ``redacted``.
     """
     existing = bundle.sealed(home, view.uuid)
     if existing is not None:
         return existing
     _need_space(home)
     folder = bundle.staging(home, view.uuid)
-    port.fetch(view.uuid, folder)
-    end = read_json(folder / "end.json")
-    problems = _differences(folder, end) + _add_plan(folder, round_, run, state, origin)
+    end, problems = _fetch(port, view, folder)
+    problems += _add_plan(folder, round_, run, state, origin)
     _add_polyaxon(folder, port, view)
+    # After the comparison with the run's own hashes: what is changed here arrived whole.
+    redacted = clean_folder(folder, Secrets.here())
+    end = read_json(folder / "end.json") if end else None
+    problems += [f"{name}: left out: it holds a secret" for name, n in redacted.items() if n < 0]
+    failure = failure_in(_log(folder))
     outcome, phase, message = decide_outcome(
         end=end,
         polyaxon_status=view.status,
         polyaxon_reason=view.reason,
-        failure=_failure(folder / "server.log"),
+        failure=failure,
         problems=problems,
         started=any(one.type in ("starting", "running") for one in view.conditions),
     )
+    cause = None if outcome is Outcome.STOPPED else _cause(view, end, failure)
+    if cause is not None:
+        # Whatever it looked like, it says nothing about the cell.
+        outcome, message = Outcome.LOST, f"{cause}: {message}"
     observed = None if end is None else end.get("observed")
     started, ended = _times(folder, end, view)
     return bundle.seal(
@@ -137,12 +154,63 @@ def collect(
         facts={
             "observed": observed,
             "message": message,
+            "transient_cause": cause,
             "reason": None if end is None else end.get("reason"),
             "started_at": started,
             "ended_at": ended,
             "incomplete": problems,
+            **({"redacted": redacted} if redacted else {}),
         },
     )
+
+
+def _fetch(
+    port: PolyaxonPort, view: RunView, folder: Path
+) -> tuple[dict[str, object] | None, list[str]]:
+    """Fetch a run's outputs until all it lists are there, for as long as they may be on their way.
+
+    Returns its ``end.json`` and what did not arrive whole.
+    """
+    until = time.monotonic() + port.sync_s
+    pause = SYNC_PAUSE_S
+    while True:
+        left = until - time.monotonic()
+        try:
+            port.fetch(view.uuid, folder)
+        except ServiceDown:
+            raise
+        except CannotFindOut:
+            if left <= 0:
+                raise
+        end = read_json(folder / "end.json")
+        problems = _differences(folder, end)
+        if left <= 0 or not _is_on_its_way(view, end, problems):
+            break
+        time.sleep(min(pause, left))
+        pause *= 2
+    if not (folder / "server.log").is_file() and (log := _polyaxon_log(port, view)):
+        (folder / POLYAXON_LOG).write_text(log, encoding="utf-8")
+    return end, problems
+
+
+def _is_on_its_way(view: RunView, end: dict[str, object] | None, problems: list[str]) -> bool:
+    """Whether more of a run's outputs can be expected: it ran, and not all it lists is here."""
+    ran = any(one.type in ("starting", "running") for one in view.conditions)
+    return ran and (end is None or bool(problems))
+
+
+def _polyaxon_log(port: PolyaxonPort, view: RunView) -> str:
+    """Return the log that Polyaxon collected; empty where there is none to be had."""
+    try:
+        return port.logs(view.uuid)
+    except CannotFindOut:
+        return ""
+
+
+def _cause(view: RunView, end: dict[str, object] | None, failure: Failure | None) -> str | None:
+    if failure is None:
+        return transient_cause(view, end, None)
+    return transient_cause(view, end, failure.type, failure.text)
 
 
 def _need_space(home: Home) -> None:
@@ -170,7 +238,14 @@ def _differences(folder: Path, end: dict[str, object] | None) -> list[str]:
     return problems
 
 
-def _failure(log: Path) -> Failure | None:
+def _log(folder: Path) -> Path:
+    """Return the log that tells most: the engine's own, else what Polyaxon collected."""
+    own = folder / "server.log"
+    return own if own.is_file() else folder / POLYAXON_LOG
+
+
+def failure_in(log: Path) -> Failure | None:
+    """Return why the server whose log this is failed; ``None`` where nothing says that it did."""
     if not log.is_file():
         return None
     with log.open("rb") as file:
@@ -254,6 +329,7 @@ def _add_plan(
             "round": round_.id,
             "repeat": run.repeat,
             "attempt": state.attempt,
+            "sentinel": run.sentinel,
             "prediction_sha256": state.prediction_sha256,
         },
     )

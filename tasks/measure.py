@@ -51,8 +51,12 @@ class Measuring:
     flow_run_id: str
     origin: Callable[[PlannedRun], dict[str, object]]
     tell: Callable[[str], None]
+    approval_s: float = 8 * 3600.0  # longest wait for a person who has to approve a run
+    is_cancelled: Callable[[], bool] = lambda: False
     stop: threading.Event = field(default_factory=threading.Event)
     finish_only: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False  # in Prefect's UI or by its command
+    ended_early: str | None = None  # why no further cell was started
 
     def tick(self) -> None:
         """Restart dead local services and notice a stop request; called every few seconds."""
@@ -62,6 +66,17 @@ class Measuring:
                 self.stop.set()
             case "after-current":
                 self.finish_only.set()
+        if not self.cancelled and self.is_cancelled():
+            self.cancelled = True
+            self.ended_early = "cancelled in Prefect"
+            self.tell("cancelled in Prefect: stopping the runs and collecting what exists")
+            self.stop.set()
+
+    def end_early(self, reason: str) -> None:
+        """Let the current cells end and start no further one."""
+        self.ended_early = reason
+        self.tell(f"no further cell is started: {reason}")
+        self.finish_only.set()
 
 
 def meta_of(measuring: Measuring, run: PlannedRun, attempt: int) -> dict[str, str]:
@@ -165,21 +180,56 @@ def _the_one(measuring: Measuring, state: RepeatState, found: list[RunView]) -> 
     return chosen
 
 
+@dataclass
+class _Wait:
+    """Since when a run waits for what; each sort of waiting has its own deadline."""
+
+    measuring: Measuring
+    run: PlannedRun
+    since: float  # when it began to wait for its turn, or for what it waits for now
+    started: float | None = None
+    pending: str | None = None  # approval and the like: nothing happens until a person acts
+
+    def look(self, view: RunView, moment: float) -> None:
+        """Take notice of where the run is now."""
+        if view.pending != self.pending:
+            if view.pending:
+                label, port = self.run.cell.label, self.measuring.port
+                self.measuring.tell(
+                    f"{label}: run {view.uuid} waits for {view.pending} in Polyaxon ({port.host})"
+                )
+            self.pending, self.since = view.pending, moment
+        if self.started is None and view.status in ("starting", "running"):
+            self.started = moment
+
+    def too_long(self, moment: float) -> str | None:
+        """Return why the run is to be stopped now; ``None`` while it may go on."""
+        if self.measuring.stop.is_set():
+            return "stop was asked"
+        waited = moment - (self.started if self.started is not None else self.since)
+        if self.started is not None:
+            limit = self.run.cell.limits.run_s + FINAL_GRACE_S
+            return f"running for more than {limit:.0f} s" if waited > limit else None
+        limit = self.measuring.approval_s if self.pending else self.measuring.queue_s
+        what = f"waiting for {self.pending}" if self.pending else "queued"
+        return f"{what} for more than {limit:.0f} s" if waited > limit else None
+
+
 def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> RunView:
     """Poll the run until Polyaxon calls it final, and return it as it then is.
 
-    Every wait is bounded: queueing, running and stopping have deadlines of their own, after which
-    the run is stopped; a stop that does not come to an end raises :class:`CannotFindOut`.
+    Every wait is bounded: queueing, waiting for an approval, running and stopping have deadlines of
+    their own, after which the run is stopped; a stop that does not come to an end raises
+    :class:`CannotFindOut`.
     """
-    started: float | None = None
     stop_until: float | None = None
-    since = time.monotonic()
+    begun = time.monotonic()
+    wait = _Wait(measuring, run, since=begun)
     while not view.is_final:
         moment = time.monotonic()
         if stop_until is None:
-            if started is None and view.status in ("starting", "running"):
-                started = moment
-            reason = _why_stop(measuring, run, moment, since, started)
+            wait.look(view, moment)
+            reason = wait.too_long(moment)
             if reason:
                 measuring.tell(f"{run.cell.label}: stopping ({reason})")
                 uuid = view.uuid
@@ -188,7 +238,7 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
         elif moment > stop_until:
             raise CannotFindOut(
                 f"run {view.uuid} ({run.cell.label}) was stopped, but is still {view.status} after "
-                f"{moment - since:.0f} s; look at: memsweep logs {view.uuid[:8]}"
+                f"{moment - begun:.0f} s; look at: memsweep logs {view.uuid[:8]}"
             )
         # An Event's wait returns at once on stop; a set one must not turn this into a busy loop.
         if stop_until is None:
@@ -198,16 +248,3 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
         uuid = view.uuid
         view = patiently(measuring, lambda: measuring.port.view(uuid))  # noqa: B023
     return view
-
-
-def _why_stop(
-    measuring: Measuring, run: PlannedRun, moment: float, since: float, started: float | None
-) -> str | None:
-    if measuring.stop.is_set():
-        return "stop was asked"
-    if started is None and moment - since > measuring.queue_s:
-        return f"queued for more than {measuring.queue_s:.0f} s"
-    limit = run.cell.limits.run_s + FINAL_GRACE_S
-    if started is not None and moment - started > limit:
-        return f"running for more than {limit:.0f} s"
-    return None

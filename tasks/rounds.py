@@ -2,7 +2,8 @@
 
 Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed flow loses nothing:
 
-* ``round.json``          what the round measures: sweep hash, label, when it was opened
+* ``round.json``          what the round measures: sweep hash, label, when it was opened, and the
+                          seed of the order its cells are measured in
 * ``sweep.yaml``, ``prompts.json``     the sweep as it was then, and its prompt files by name
 * ``repeats/<cell key>.<repeat>.json``   intent, then the run's UUID, then the sealed bundle
 * ``predictions/<cell key>.json``      made and hashed before the run is created
@@ -17,6 +18,7 @@ existence of one of these files.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -79,6 +81,7 @@ class Round:
     label: str
     opened_at: str
     target: str
+    seed: int | None = None  # of the cells' order; None: the plan's own order
 
     @property
     def folder(self) -> Path:
@@ -122,17 +125,32 @@ class Round:
     def sealed(self, cell_key: str, repeat: int) -> RepeatState | None:
         """Return the state if its bundle is sealed with the recorded hash, else ``None``."""
         state = self.state(cell_key, repeat)
-        if state is None or state.run_uuid is None or state.manifest_sha256 is None:
-            return None
-        manifest = self.home.bundles / state.run_uuid / "manifest.json"
-        if not manifest.is_file() or sha256_file(manifest) != state.manifest_sha256:
-            return None
-        return state
+        return state if state is not None and self._is_sealed(state) else None
+
+    def _is_sealed(self, state: RepeatState) -> bool:
+        if state.run_uuid is None or state.manifest_sha256 is None:
+            return False
+        try:
+            manifest = self.home.bundles / state.run_uuid / "manifest.json"
+            return sha256_file(manifest) == state.manifest_sha256
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def finished(self, cell_key: str, repeat: int) -> RepeatState | None:
         """Return the state if it is sealed with an outcome that is not to be measured again."""
         state = self.sealed(cell_key, repeat)
         return None if state is None or state.to_be_repeated else state
+
+    def all_finished(self) -> dict[tuple[str, int], RepeatState]:
+        """Return whatever :meth:`finished` would, by cell key and repeat, in one pass.
+
+        Thousands of repeats are decided in under a second (tests/bench/decide.py).
+        """
+        return {
+            (state.cell_key, state.repeat): state
+            for state in self.states()
+            if not state.to_be_repeated and self._is_sealed(state)
+        }
 
     # -- predictions ------------------------------------------------------------------------
 
@@ -298,7 +316,10 @@ def _round(home: Home, value: dict[str, object]) -> Round | None:
     """Return the round that ``round.json`` describes; ``None`` where something is missing."""
     facts = {"target": DEFAULT_TARGET} | {name: value[name] for name in _FACTS if name in value}
     texts = {name: fact for name, fact in facts.items() if isinstance(fact, str) and fact}
-    return Round(home=home, **texts) if len(texts) == len(_FACTS) else None
+    seed = value.get("seed")
+    if len(texts) != len(_FACTS):
+        return None
+    return Round(home=home, **texts, seed=seed if isinstance(seed, int) else None)
 
 
 def open_round(
@@ -336,6 +357,7 @@ def open_round(
         "label": label,
         "opened_at": now(),
         "target": target,
+        "seed": _seed_of(round_id),
     }
     write_text(folder / "sweep.yaml", sweep_text)
     if sweep.prompt_files:
@@ -349,5 +371,11 @@ def open_round(
         label=label,
         opened_at=str(value["opened_at"]),
         target=target,
+        seed=_seed_of(round_id),
     )
     return opened, True
+
+
+def _seed_of(round_id: str) -> int:
+    """Return the seed of a new round: another one each round, and nothing to be rolled for."""
+    return int.from_bytes(hashlib.sha256(round_id.encode()).digest()[:4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -213,6 +214,22 @@ def test_queueing_has_a_deadline_of_its_own(make: Make) -> None:
     assert wait_until_final(measuring, run, view).status == "stopped"
 
 
+def test_a_run_that_waits_for_approval_is_told_and_has_its_own_deadline(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    told: list[str] = []
+    measuring.tell = told.append
+    measuring.queue_s, measuring.approval_s = 0.02, 0.2
+    view, _ = find_or_create(measuring, run)
+    port.runs[view.uuid] = (replace(view, status="created", pending="approval"), {})
+    began = time.monotonic()
+    waiting = replace(view, status="created", pending="approval")
+    assert wait_until_final(measuring, run, waiting).status == "stopped"
+    assert time.monotonic() - began > 0.15  # not the queue's deadline
+    assert any("waits for approval in Polyaxon" in line for line in told)
+    assert any("waiting for approval for more than" in line for line in told)
+
+
 def test_a_stop_that_never_ends_is_an_error_and_not_a_hang(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +241,16 @@ def test_a_stop_that_never_ends_is_an_error_and_not_a_hang(
     view, _ = find_or_create(measuring, run)
     with pytest.raises(CannotFindOut, match="was stopped, but is still compiled"):
         wait_until_final(measuring, run, view)
+
+
+def test_a_flow_that_is_cancelled_in_prefect_stops_its_runs(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    measuring.is_cancelled = lambda: True
+    measuring.tick()
+    assert wait_until_final(measuring, run, view).status == "stopped"
+    assert measuring.cancelled
 
 
 def test_stop_files_are_noticed_by_the_ticks(make: Make) -> None:

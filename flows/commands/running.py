@@ -1,4 +1,4 @@
-"""Commands that measure: ``demo``, ``run``, ``status``, ``stop``, ``logs``."""
+"""Commands that measure: ``demo``, ``run``, ``stop``, ``logs``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from flows.commands.planning import JsonOption, SweepArgument, TargetOption
-from flows.output import emit_json, emit_text, print_table, say
+from flows.commands.planning import SweepArgument, TargetOption
+from flows.output import emit_text, say
 from flows.shipped import beside, find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
@@ -35,7 +36,6 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     app.command("demo", rich_help_panel="Try")(demo)
     app.command("run", rich_help_panel="Run")(run)
-    app.command("status", rich_help_panel="Run")(status)
     app.command("stop", rich_help_panel="Run")(stop)
     app.command("logs", rich_help_panel="Run")(logs)
 
@@ -55,7 +55,7 @@ def demo(fresh: FreshOption = False) -> None:
     say(f"everything it makes lies in {home.root}")
     announce(home)
     began = time.monotonic()
-    unexpected = _measure("demo", "local", fresh=fresh, show_plan=True)
+    unexpected = _measure("demo", "local", {"fresh": fresh}, show_plan=True)
     from flows.commands.auditing import audit
     from flows.commands.looking import compare
 
@@ -83,6 +83,20 @@ def run(
     target: TargetOption = "local",
     fresh: FreshOption = False,
     keep_infeasible: KeepOption = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="even where the first cells all fail alike")
+    ] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            min=0.1,
+            max=1e7,
+            metavar="MINUTES",
+            help="GPU-minutes (on a CPU, minutes of a slot) to spend: cells never measured "
+            "first, then those measured longest ago",
+        ),
+    ] = None,
 ) -> None:
     """Measure what is missing of a sweep's newest round; a second call goes on where it was.
 
@@ -90,28 +104,37 @@ def run(
 
     Example: `memsweep run demo`
     """
-    unexpected = _measure(
-        sweep, target, fresh=fresh, show_plan=False, keep_infeasible=keep_infeasible
-    )
-    if unexpected:
+    wishes: dict[str, Any] = {
+        "fresh": fresh,
+        "keep_infeasible": keep_infeasible,
+        "keep_going": keep_going,
+        "budget_minutes": budget,
+    }
+    if unexpected := _measure(sweep, target, wishes, show_plan=False):
         raise CheckFailed(f"{unexpected}; see: memsweep compare")
 
 
-def _measure(
-    sweep: str, target: str, *, fresh: bool, show_plan: bool, keep_infeasible: bool = False
-) -> str | None:
-    """Measure a sweep; return what was not as expected, or ``None``."""
+def _measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bool) -> str | None:
+    """Measure a sweep; return what was not as expected, or ``None``.
+
+    ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
+    """
     from flows.commands.planning import show
-    from flows.context import need_disk, prepare, surroundings, use
+    from flows.context import need_disk, prepare, refuse_secrets, surroundings, use
     from tasks.plan.plan import make_plan
 
     home = Home.find()
     where, text = find_sweep(sweep)
     # Bad input is found before anything is installed or started.
+    refuse_secrets(where, text)
     parsed = parse_sweep(text, where=where, read=beside(sweep))
     need_disk(home, make_plan(parsed, surroundings(home, target)))
     endpoints = prepare(home, parsed, target)
-    plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep_infeasible)
+    plan = make_plan(
+        parsed,
+        surroundings(home, target),
+        keep_infeasible=bool(wishes.get("keep_infeasible")),
+    )
     if show_plan:
         show(plan)
     _refuse_unresolved(plan)
@@ -122,10 +145,8 @@ def _measure(
     from flows.sweep import NOT_AS_EXPECTED, measure_sweep
 
     _quiet_prefect()
-    state = measure_sweep(
-        sweep, target, fresh=fresh, keep_infeasible=keep_infeasible, return_state=True
-    )
-    if state.name == NOT_AS_EXPECTED:
+    state = measure_sweep(sweep, target, **wishes, return_state=True)
+    if state.name == NOT_AS_EXPECTED or state.is_cancelled():
         return f"sweep {parsed.name}: {state.message}"
     if state.name in FAULTS:
         raise FAULTS[state.name](state.message)
@@ -171,83 +192,6 @@ def _where_to_look(home: Home) -> list[str]:
     return [*lines, "stop the services    memsweep services down"]
 
 
-def status(json: JsonOption = False) -> None:
-    """Show what is going on: services, rounds, and what needs a hand with the command for it.
-
-    Example: `memsweep status`
-    """
-    from tasks.launch import services
-
-    home = Home.find()
-    states = services.status(home)
-    all_rounds = rounds_of(home)
-    # `run` goes on with the newest round of a sweep; older ones stay as they are.
-    newest = {(r.sweep_name, r.sweep_sha256, r.target): r.id for r in all_rounds}
-    rounds = [_progress(home, r) | {"newest": r.id in newest.values()} for r in all_rounds]
-    if json:
-        emit_json(
-            {
-                "services": [
-                    {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url} for s in states
-                ],
-                "rounds": rounds,
-            }
-        )
-        return
-    print_table(
-        "Services",
-        ["service", "state", "pid", "address"],
-        [[s.name, s.state, s.pid, s.url] for s in states],
-    )
-    print_table(
-        "Rounds",
-        ["round", "opened", "measured", "of", "not as expected", "being measured by"],
-        [
-            [r[k] for k in ("round", "opened_at", "finished", "runs", "unexpected", "pid")]
-            for r in rounds
-        ],
-    )
-    for entry in rounds:
-        if entry["problem"]:
-            say(f"{entry['round']}: {entry['problem']}")
-        elif entry["finished"] != entry["runs"] and entry["pid"] is None and entry["newest"]:
-            say(f"unfinished: {entry['round']} - go on with: memsweep run SWEEP-FILE-OR-NAME")
-
-
-def _progress(home: Home, round_: Round) -> dict[str, object]:
-    """Return a round's progress, counting only the cells its sweep has with the pins of today."""
-    from flows.context import surroundings
-    from tasks.plan.plan import make_plan
-
-    found: dict[str, object] = {
-        "round": round_.id,
-        "sweep": round_.sweep_name,
-        "opened_at": round_.opened_at,
-        "pid": round_.holder(),
-        "runs": None,
-        "finished": None,
-        "unexpected": None,
-        "problem": None,
-    }
-    try:
-        plan = make_plan(round_.sweep(), surroundings(home, round_.target))
-    except (MemsweepError, OSError) as error:
-        return found | {"problem": f"cannot be read: {error}"}
-    runs = [*plan.runs(), *plan.skipped()]
-    done = [(run, round_.sealed(run.cell.cell_key, run.repeat)) for run in runs]
-    finished = [
-        (run, state)
-        for run, state in done
-        if state is not None and (run.planned.skipped or not state.to_be_repeated)
-    ]
-    unexpected = [run for run, state in finished if not run.planned.as_expected(str(state.outcome))]
-    return found | {
-        "runs": len(runs),
-        "finished": len(finished),
-        "unexpected": len(unexpected),
-    }
-
-
 def stop(
     what: Annotated[
         str | None, typer.Argument(metavar="[SWEEP|RUN]", help="nothing: everything")
@@ -274,10 +218,10 @@ def stop(
         if not _stop_rounds(home, chosen, after_current=after_current):
             say("nothing is being measured")
         return
-    from flows.context import find_run, port_of
+    from flows.context import find_run, port_of, target_of
 
     run_uuid = find_run(home, what)
-    port = port_of(home)
+    port = port_of(home, target_of(home, run_uuid))
     view = port.view(run_uuid)
     if view.is_final:
         say(f"run {run_uuid}: ended already ({view.status})")
@@ -292,19 +236,32 @@ def _stop_rounds(home: Home, rounds: list[Round], *, after_current: bool) -> boo
     for round_ in busy:
         round_.ask_stop(after_current=after_current)
         say(f"{round_.id}: stop asked of process {round_.holder()}")
-    from tasks.launch import services
+    orphaned = [round_ for round_ in rounds if round_ not in busy]
+    stopped = [
+        _stop_orphans(home, target, {one.id for one in orphaned if one.target == target})
+        for target in sorted({one.target for one in orphaned if _goes_on(one)})
+    ]
+    return bool(busy) or any(stopped)
 
-    orphaned = {round_.id for round_ in rounds if round_ not in busy}
-    if not orphaned or services.endpoints(home) is None:
-        return bool(busy)
+
+def _goes_on(round_: Round) -> bool:
+    return any(state.outcome is None for state in round_.states())
+
+
+def _stop_orphans(home: Home, target: str, round_ids: set[str]) -> bool:
+    """Stop what goes on of these rounds, which no flow measures, on their target's server."""
     from flows.context import port_of
+    from tasks.launch import services
+    from tasks.launch import target as targets
 
-    port = port_of(home)
-    left = [view for view in port.active() if view.meta_info.get("round") in orphaned]
+    if targets.load(target).is_embedded and services.endpoints(home) is None:
+        return False
+    port = port_of(home, target)
+    left = [view for view in port.active() if view.meta_info.get("round") in round_ids]
     for view in left:
         port.stop(view.uuid)
         say(f"run {view.uuid}: stop asked; its flow is gone, the next run of the sweep collects it")
-    return bool(busy or left)
+    return bool(left)
 
 
 def logs(
@@ -315,7 +272,8 @@ def logs(
 
     Example: `memsweep logs latest`
     """
-    from flows.context import find_run, port_of
+    from flows.context import find_run, port_of, target_of
+    from tasks.redact import Secrets
 
     home = Home.find()
     run_uuid = find_run(home, run)
@@ -323,11 +281,12 @@ def logs(
     if sealed.is_file():
         emit_text(sealed.read_text(encoding="utf-8", errors="replace").rstrip("\n"))
         return
-    port = port_of(home)
+    port = port_of(home, target_of(home, run_uuid))
+    secrets = Secrets.here()
     shown = 0
     while True:
         final = port.view(run_uuid).is_final
-        text = port.logs(run_uuid)
+        text = secrets.clean(port.logs(run_uuid).encode())[0].decode()
         sys.stdout.write(text[shown:])
         sys.stdout.flush()
         shown = len(text)

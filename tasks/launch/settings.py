@@ -13,9 +13,12 @@ import os
 from pathlib import Path
 
 import tasks
-from tasks.home import Home
+from tasks.home import VARIABLE, Home
+from tasks.schedules import schedules
 
 LOOPBACK = "127.0.0.1"
+#: Prefect's work pool that nights are fired through, and the worker in it.
+POOL = "memsweep"
 
 #: Inherited as they are: where programs and libraries are found, language, time zone, certificates,
 #: which devices are visible, and what numeric libraries need on some processors. No secrets.
@@ -49,6 +52,11 @@ def polyaxon_root(home: Home) -> Path:
 def artifacts_root(home: Home) -> Path:
     """Return the store with one folder a run, named by its UUID without dashes."""
     return polyaxon_root(home) / "artifacts"
+
+
+def run_outputs(home: Home, run_uuid: str) -> Path:
+    """Return the outputs folder of a run on this machine."""
+    return artifacts_root(home) / run_uuid.replace("-", "") / "outputs"
 
 
 def polyaxon_environment(home: Home, host: str | None = None) -> dict[str, str]:
@@ -94,7 +102,8 @@ def service_mark(home: Home, name: str) -> str:
 
 
 def service_environment(home: Home, name: str, *, polyaxon_host: str) -> dict[str, str]:
-    """Return the whole environment of one service: ``prefect``, ``polyaxon`` or ``supervisor``."""
+    """Return the whole environment of one service: ``prefect``, ``polyaxon``, ``supervisor`` or
+    ``scheduler``; what the scheduler has, the processes of its nights have too."""
     common = {
         **inherited(),
         "HOME": str(home.services / name / "home"),
@@ -108,7 +117,16 @@ def service_environment(home: Home, name: str, *, polyaxon_host: str) -> dict[st
         return common | polyaxon_environment(home) | own
     # The packages may come from a checkout that is not installed.
     own = {"PYTHONPATH": str(Path(tasks.__file__).parents[1])}
+    if name == "scheduler":
+        own |= {VARIABLE: str(home.root)} | _webhook_addresses(home)
+        return common | prefect_environment(home) | own
     return common | polyaxon_environment(home, polyaxon_host) | own
+
+
+def _webhook_addresses(home: Home) -> dict[str, str]:
+    """Return the variables that hold the webhooks of what is scheduled, where they are set here."""
+    names = [schedule.webhook_env for schedule in schedules(home)]
+    return {name: os.environ[name] for name in names if name and name in os.environ}
 
 
 def client_environment(home: Home, *, prefect_api_url: str, polyaxon_host: str) -> dict[str, str]:

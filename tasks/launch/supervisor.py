@@ -45,7 +45,7 @@ from tasks.home import Home
 from tasks.launch import environments
 from tasks.launch import operation as operations
 from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
-from tasks.launch.settings import artifacts_root, run_environment
+from tasks.launch.settings import artifacts_root, run_environment, run_outputs
 from warehouse.errors import CannotFindOut, MemsweepError
 
 Reason = Literal["stop", "timeout", "lost"]
@@ -170,7 +170,7 @@ def read_launch(content: str, home: Home, run_uuid: str) -> Launch:
         for one in _list(container, "env")
         if isinstance(one, dict) and "name" in one
     }
-    outputs = artifacts_root(home) / run_uuid.replace("-", "") / "outputs"
+    outputs = run_outputs(home, run_uuid)
     _check_shape(command, environment, home, outputs)
     timeout = (operation.get("termination") or {}).get("timeout")
     return Launch(

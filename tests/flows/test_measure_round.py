@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from prefect.states import Completed, Crashed
 from testkit.planning import surroundings
 from testkit.polyaxon import FakePolyaxon
 
-from flows import sweep
+from flows import pending, sweep
 from flows.context import Context
-from flows.sweep import CellResult, measure_round
+from flows.pending import ALIKE, CellResult
+from flows.sweep import measure_round
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.measure import Measuring
@@ -144,7 +147,7 @@ def test_a_stop_request_starts_no_further_cell_and_the_verdict_says_so(
     context = make(1)
     results = measure_round(context)
     assert len(began) == 1
-    state = sweep._verdict(context.plan, results)
+    state = sweep._verdict(context, results)
     assert state.is_failed()
     assert "1 of 5 cells as expected; 4 not measured" in (state.message or "")
 
@@ -185,13 +188,13 @@ def test_an_interrupt_stops_what_goes_on_and_waits_for_it(
     context = make(1)
     first = [True]
 
-    def interrupted(started: list[Any], context: Context) -> bool:
+    def interrupted(progress: sweep.Progress, context: Context) -> PlannedRun | None:
         if first:
             first.clear()
-            return True
+            return progress.pending.take()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "_wait_for_slot", interrupted)
+    monkeypatch.setattr(sweep, "_next", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure_round(context)
     assert ended == [True]
@@ -229,6 +232,122 @@ def test_results_of_infeasible_cells_need_no_prefect(home: Home, tmp_path: Path)
         origin=origin.document,
         tell=lambda text: None,
     )
-    results = measure_round(Context(plan, round_, measuring, origin))
+    context = Context(plan, round_, measuring, origin)
+    results = measure_round(context)
     assert {result.outcome for result in results} == {"infeasible"}
-    assert sweep._verdict(plan, results).is_completed()
+    assert sweep._verdict(context, results).is_completed()
+
+
+def ending_with(
+    monkeypatch: pytest.MonkeyPatch, outcome: Callable[[PlannedRun, int], str]
+) -> list[str]:
+    """Let each run end as ``outcome(run, how often it was tried before)`` says; returns labels."""
+    began: list[str] = []
+
+    def one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
+        how = outcome(run, began.count(run.cell.label))
+        began.append(run.cell.label)
+        release()
+        return CellResult(
+            run.cell.label,
+            run.repeat,
+            "u",
+            how,
+            as_expected=how == "ok",
+            reused=False,
+            failure="" if how == "ok" else f"start: tried to allocate {len(began)} GiB",
+            transient="lost (its node went)" if how == "lost" else None,
+        )
+
+    monkeypatch.setattr(sweep, "measure_one", one)
+    monkeypatch.setattr(pending, "RETRY_AFTER_S", (0.0, 0.0))
+    return began
+
+
+def test_a_lost_run_is_tried_again_and_a_refused_one_is_not(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = "e/max_num_seqs=1", "e/max_num_seqs=2"
+
+    def outcome(run: PlannedRun, tried: int) -> str:
+        if run.cell.label == first:
+            return "ok" if tried else "lost"
+        return "refused" if run.cell.label == second else "ok"
+
+    began = ending_with(monkeypatch, outcome)
+    results = measure_round(make(1))
+    assert began.count(first) == 2
+    assert began.count(second) == 1
+    assert {r.label: r.outcome for r in results}[first] == "ok"
+    assert len(results) == 5
+
+
+def test_a_run_that_is_lost_again_and_again_ends_the_flow_all_the_same(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(
+        monkeypatch, lambda run, tried: "lost" if run.cell.label.endswith("5") else "ok"
+    )
+    results = measure_round(make(1))
+    assert began.count("e/max_num_seqs=5") == 3
+    assert [r.outcome for r in results].count("lost") == 1
+
+
+def test_first_cells_that_all_fail_alike_stop_the_sweep(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "oom")
+    context = make(1)
+    results = measure_round(context)
+    assert len(began) == ALIKE
+    said = sweep._verdict(context, results).message or ""
+    assert "2 not measured (the first cells all ended alike - oom: start:" in said
+    assert "--keep-going" in said
+
+
+def test_cells_that_fail_each_in_its_own_way_or_after_a_success_stop_nothing(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = ending_with(
+        monkeypatch, lambda run, tried: "oom" if run.cell.label.endswith(("1", "3")) else "refused"
+    )
+    measure_round(make(1))
+    assert len(own) == 5
+
+
+def test_whoever_asks_to_keep_going_gets_every_failure(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "oom")
+    measure_round(replace(make(1), keep_going=True))
+    assert len(began) == 5
+
+
+def test_cancelling_in_prefect_stops_what_goes_on_and_is_told_as_cancelled(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(context: Context, run: PlannedRun) -> None:
+        context.measuring.is_cancelled = lambda: True
+        assert context.measuring.stop.wait(5)
+
+    began = measuring_with(monkeypatch, body)
+    context = make(1)
+    results = measure_round(context)
+    assert len(began) == 1
+    state = sweep._verdict(context, results)
+    assert state.is_cancelled()
+    assert "4 not measured (cancelled in Prefect)" in (state.message or "")
+
+
+def test_a_disk_that_gets_full_lets_the_current_cell_end_and_starts_no_other(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage("/")
+
+    def body(context: Context, run: PlannedRun) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**6))
+
+    began = measuring_with(monkeypatch, body)
+    with pytest.raises(CannotFindOut, match=r"1 MB free, wanted .* for the next run"):
+        measure_round(make(1))
+    assert len(began) == 1
