@@ -24,12 +24,19 @@ from warehouse.errors import MemsweepError
 #: Modules of flows/commands, in the order the help shows their groups.
 MODULES = (
     "running",
+    "status",
+    "scheduling",
     "planning",
+    "pinning",
+    "linting",
     "capacity",
     "parse_log",
     "looking",
+    "reporting",
     "auditing",
+    "reproducing",
     "upkeep",
+    "pruning",
     "services",
 )
 

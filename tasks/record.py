@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,7 +120,8 @@ class _Ingester:
         self._connection = connection
         self._report = report
         self._known = known_runs(connection)
-        self._ledger = ledger.read(home.bundles).manifests
+        chain = ledger.read(home.bundles)
+        self._ledger, self._pruned = chain.manifests, chain.pruned
         self._batch: dict[str, RunRows] = {}
         self._batch_bytes = 0
         self._published = time.monotonic()
@@ -154,6 +155,10 @@ class _Ingester:
         run = manifest["run_uuid"]
         if path.resolve().parent == self._home.bundles.resolve() and path.name != run:
             raise CheckFailed(f"{path}: {bundle.MANIFEST} says run {run}, the folder another")
+        if run in self._pruned:
+            if path.resolve().parent == self._home.bundles.resolve():
+                return  # a killed prune left it; the next one removes it
+            raise CheckFailed(f"run {run}: was removed by `memsweep prune`; the ledger says so")
         digest = hashlib.sha256(content).hexdigest()
         if self._known.get(run) == (digest, PARSER_VERSION):
             self._report.unchanged.append(run)
@@ -227,7 +232,7 @@ class _Ingester:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild made and which bundles it had to leave out."""
+    """What a rebuild made and which bundles it left out or lacks, though the ledger lists them."""
 
     runs: int
     content_hash: str
@@ -239,12 +244,14 @@ def rebuild(home: Home, *, wait_s: float = WAIT_S) -> RebuildReport:
     """Make the warehouse anew from every sealed bundle, put it in place and publish it.
 
     The old file is never read, so a damaged one does not matter; until the new one is whole, the
-    old one stays. No bundle is moved: those that fail are reported.
+    old one stays. No bundle is moved: those that fail are reported, as are runs that
+    the ledger lists and that have no bundle any more.
     """
     from warehouse.connection import (
         begin_swap,
         connect_writable,
         finish_swap,
+        refuse_folder,
         writer_lock,
     )
     from warehouse.publish import publish
@@ -253,6 +260,8 @@ def rebuild(home: Home, *, wait_s: float = WAIT_S) -> RebuildReport:
     began = time.monotonic()
     live = home.warehouse_live
     refused: list[Refused] = []
+    for path in (live, home.warehouse_snapshot):
+        refuse_folder(path)
     with writer_lock(live.parent, wait_s=wait_s):
         finish_swap(live)
         for stale in live.parent.glob("rebuild.duckdb*"):
@@ -272,7 +281,8 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
     from tasks.rows import parse
     from warehouse.store import replace_runs
 
-    listed = ledger.read(home.bundles).manifests
+    chain = ledger.read(home.bundles)
+    listed = chain.manifests
     batch: dict[str, RunRows] = {}
     total = held = 0
 
@@ -287,6 +297,8 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
         return len(runs)
 
     for path in bundle.all_sealed(home):
+        if path.name in chain.pruned:  # a killed prune left it
+            continue
         try:
             rows = parse(path)
             entry = listed.get(rows.run_uuid)
@@ -301,8 +313,20 @@ def _load_all(home: Home, connection: duckdb.DuckDBPyConnection, refused: list[R
             batch, held = {}, 0
     if batch:
         total += store(batch)
+    refused.extend(_gone(home, set(listed) - chain.pruned))
     ledger.append(home.bundles, _stored_manifests(connection))
     return total
+
+
+def _gone(home: Home, listed: Iterable[str]) -> Iterator[Refused]:
+    """Yield the runs of the ledger whose bundle is not there: the new warehouse lacks them."""
+    sealed = {path.name for path in bundle.all_sealed(home)}
+    for run in sorted(set(listed) - sealed):
+        aside = sorted(home.quarantine.glob(f"{run}-*"))
+        where = f"it is in quarantine, {aside[-1]}" if aside else "it was moved or deleted"
+        yield Refused(
+            home.bundles / run, f"run {run} is in the ledger, but its bundle is not here: {where}"
+        )
 
 
 def _stored_manifests(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
@@ -345,7 +369,7 @@ def verify(home: Home) -> VerifyReport:
     chain = ledger.read(home.bundles)
     report.differences += [Difference(None, "ledger", problem) for problem in chain.problems]
     folders = {path.name: path for path in bundle.all_sealed(home)}
-    for run in sorted(set(chain.manifests) - set(folders)):
+    for run in sorted(set(chain.manifests) - set(folders) - chain.pruned):
         report.differences.append(
             Difference(run, "ledger", "its bundle is not among the bundles any more")
         )

@@ -2,19 +2,22 @@
 
 A bundle's manifest proves its files, but nothing in a bundle proves its manifest: whoever changes a
 file can write a new manifest. Each line here holds the manifest's sha256 and the hash of the line
-before it, so a changed manifest, a changed line and a missing line all show.
+before it, so a changed manifest, a changed line and a missing line all show. A bundle that was
+removed by policy keeps its line and gets a second one that says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 from warehouse.errors import CheckFailed
 
@@ -30,6 +33,7 @@ class Ledger:
     problems: list[str]
     head: str
     length: int
+    pruned: frozenset[str] = frozenset()  # runs whose bundle was removed by policy
 
 
 def read(bundles: Path) -> Ledger:
@@ -46,6 +50,7 @@ def read(bundles: Path) -> Ledger:
 def _check(path: Path, text: str) -> Ledger:
     manifests: dict[str, str] = {}
     problems: list[str] = []
+    pruned: set[str] = set()
     head, number = _START, 0
     for number, line in enumerate(text.splitlines(), start=1):
         entry = _entry(line)
@@ -60,9 +65,11 @@ def _check(path: Path, text: str) -> Ledger:
         run, manifest = str(entry["run_uuid"]), str(entry["manifest_sha256"])
         if manifests.setdefault(run, manifest) != manifest:
             problems.append(f"{path.name} line {number}: a second manifest for run {run}")
+        if entry.get("pruned"):
+            pruned.add(run)
     if text and not text.endswith("\n"):
         problems.append(f"{path.name} line {number}: is cut off")
-    return Ledger(manifests, problems, head, number)
+    return Ledger(manifests, problems, head, number, frozenset(pruned))
 
 
 def append(bundles: Path, manifests: Mapping[str, str]) -> Ledger:
@@ -70,14 +77,7 @@ def append(bundles: Path, manifests: Mapping[str, str]) -> Ledger:
 
     Raises :class:`CheckFailed` when a run is in the ledger with another manifest.
     """
-    bundles.mkdir(parents=True, exist_ok=True)
-    path = bundles / NAME
-    with path.open("a+", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        text = file.read()
-        ledger = _check(path, text)
-        lines = ["\n"] if text and not text.endswith("\n") else []
+    with _open(bundles) as (file, ledger, lines):
         known = dict(ledger.manifests)
         head, number = ledger.head, ledger.length
         for run, manifest in manifests.items():
@@ -89,11 +89,40 @@ def append(bundles: Path, manifests: Mapping[str, str]) -> Ledger:
                 line, head = _line(number, run, manifest, head)
                 lines.append(line)
                 known[run] = manifest
-        if lines:
-            file.write("".join(lines))
-            file.flush()
-            os.fsync(file.fileno())
-    return Ledger(known, ledger.problems, head, number)
+        _write(file, lines)
+    return Ledger(known, ledger.problems, head, number, ledger.pruned)
+
+
+def prune(bundles: Path, runs: Sequence[str]) -> None:
+    """Say of listed runs that their bundles are about to be removed, in one synced write."""
+    with _open(bundles) as (file, ledger, lines):
+        head, number = ledger.head, ledger.length
+        for run in runs:
+            if run not in ledger.pruned:
+                number += 1
+                line, head = _line(number, run, ledger.manifests[run], head, pruned=True)
+                lines.append(line)
+        _write(file, lines)
+
+
+@contextlib.contextmanager
+def _open(bundles: Path) -> Iterator[tuple[TextIO, Ledger, list[str]]]:
+    """Hold the ledger's file for one writer: the file, what it says, and the lines to add."""
+    bundles.mkdir(parents=True, exist_ok=True)
+    path = bundles / NAME
+    with path.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        text = file.read()
+        # After a cut-off line the next one must start on its own.
+        yield file, _check(path, text), ["\n"] if text and not text.endswith("\n") else []
+
+
+def _write(file: TextIO, lines: Sequence[str]) -> None:
+    if any(line != "\n" for line in lines):
+        file.write("".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def differs(run: str, listed: str, got: str) -> CheckFailed:
@@ -104,13 +133,16 @@ def differs(run: str, listed: str, got: str) -> CheckFailed:
     )
 
 
-def _line(number: int, run: str, manifest: str, previous: str) -> tuple[str, str]:
+def _line(
+    number: int, run: str, manifest: str, previous: str, *, pruned: bool = False
+) -> tuple[str, str]:
     entry: dict[str, object] = {
         "n": number,
         "at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "run_uuid": run,
         "manifest_sha256": manifest,
         "previous": previous,
+        **({"pruned": True} if pruned else {}),
     }
     entry["sha256"] = _digest(entry)
     return json.dumps(entry, sort_keys=True) + "\n", str(entry["sha256"])
@@ -127,4 +159,4 @@ def _entry(line: str) -> dict[str, object] | None:
     except ValueError:
         return None
     wanted = {"n", "at", "run_uuid", "manifest_sha256", "previous", "sha256"}
-    return entry if isinstance(entry, dict) and set(entry) == wanted else None
+    return entry if isinstance(entry, dict) and set(entry) - {"pruned"} == wanted else None

@@ -1,0 +1,210 @@
+"""What may go, by policy: copies first, whole rounds only when asked, never half a proof.
+
+Three sorts of things pile up. Copies of what a sealed bundle holds (Polyaxon's outputs and
+downloads, the supervisor's logs) and Prefect's rows prove nothing and go by age. A round goes as a
+whole: its bundles and its rows in the warehouse leave together, because a number without its
+bundle could not be audited; the ledger keeps a line for each bundle that left.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from tasks import bundle, record
+from tasks.home import Home
+from tasks.launch.settings import artifacts_root, polyaxon_root
+from tasks.launch.supervisor import Folder
+from tasks.rounds import Round, rounds_of
+from warehouse import ledger
+from warehouse.errors import CannotFindOut
+
+DAY_S = 86_400.0
+#: Rounds of a sweep on a target that always stay: the newest, and the one it is compared with.
+KEPT_ROUNDS = 2
+FLOW_NAMES = ("measure-sweep", "measure-night")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+HTTP_S = 20.0
+PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How old, in days, what has to go must be; ``rounds_days`` None: rounds stay."""
+
+    copies_days: float
+    rounds_days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that may go: its files here, or its id in Prefect."""
+
+    kind: str  # copy, download, supervisor, round, leftover, flow_run
+    what: str
+    bytes: int = 0
+    paths: tuple[Path, ...] = ()
+    run_uuids: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return {"kind": self.kind, "what": self.what, "bytes": self.bytes}
+
+
+def choose(home: Home, policy: Policy, *, now_s: float | None = None) -> list[Item]:
+    """Return what the policy lets go of this state folder; changes nothing."""
+    moment = time.time() if now_s is None else now_s
+    pruned = ledger.read(home.bundles).pruned
+    return [
+        *_copies(home, moment - policy.copies_days * DAY_S),
+        *_leftovers(home, pruned),
+        *(() if policy.rounds_days is None else _rounds(home, moment - policy.rounds_days * DAY_S)),
+    ]
+
+
+def flow_runs(api_url: str, policy: Policy) -> list[Item]:
+    """Return the ended flow runs of ours that Prefect keeps longer than the policy.
+
+    Raises:
+        CannotFindOut: the server does not answer.
+    """
+    before = datetime.now(UTC) - timedelta(days=policy.copies_days)
+    wanted: dict[str, object] = {
+        "flows": {"name": {"any_": list(FLOW_NAMES)}},
+        "flow_runs": {
+            "state": {"type": {"any_": list(ENDED)}},
+            "end_time": {"before_": before.isoformat()},
+        },
+        "limit": PAGE,
+    }
+    found: list[Item] = []
+    try:
+        with httpx.Client(base_url=api_url, timeout=HTTP_S, trust_env=False) as client:
+            while True:
+                answer = client.post("/flow_runs/filter", json=wanted | {"offset": len(found)})
+                answer.raise_for_status()
+                page = answer.json()
+                found += [Item("flow_run", f"{one['name']} ({one['id']})") for one in page]
+                if len(page) < PAGE:
+                    return found
+    except httpx.HTTPError as error:
+        raise CannotFindOut(f"Prefect at {api_url} does not tell its flow runs: {error}") from error
+
+
+def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) -> None:
+    """Remove what was chosen.
+
+    A kill in between loses nothing: the ledger is written before a bundle goes, and what was left
+    is chosen again next time.
+
+    Raises:
+        CannotFindOut: something could not be removed, or Prefect did not answer.
+    """
+    leaving = {
+        run: bundle.load(home.bundles / run).manifest_sha256
+        for item in items
+        if item.kind == "round"
+        for run in item.run_uuids
+    }
+    if leaving:
+        ledger.append(home.bundles, leaving)
+        ledger.prune(home.bundles, sorted(leaving))
+    for item in items:
+        for path in item.paths:
+            _remove(path)
+    if any(item.kind in ("round", "leftover") for item in items):
+        record.rebuild(home)
+    ids = [item.what.rpartition("(")[2].rstrip(")") for item in items if item.kind == "flow_run"]
+    if ids and api_url is not None:
+        _delete_flow_runs(api_url, ids)
+
+
+def _copies(home: Home, before_s: float) -> Iterator[Item]:
+    """Yield copies of what sealed bundles of that age hold."""
+    sealed = {
+        path.name for path in bundle.all_sealed(home) if _age(path / bundle.MANIFEST) < before_s
+    }
+    for run in sorted(sealed):
+        copy = artifacts_root(home) / run.replace("-", "")
+        if copy.is_dir():
+            yield Item("copy", f"Polyaxon's copy of run {run}", _size(copy), (copy,))
+        files = tuple(sorted(Folder(home).runs.glob(f"{run}.*")))
+        if files:
+            size = sum(_size(path) for path in files)
+            yield Item("supervisor", f"supervisor's files of run {run}", size, files)
+    for path in sorted((polyaxon_root(home) / "archives").glob("*")):
+        # A download in progress is minutes old.
+        if _age(path) < min(before_s, time.time() - DAY_S / 24):
+            yield Item("download", f"Polyaxon's download {path.name}", _size(path), (path,))
+
+
+def _leftovers(home: Home, pruned: frozenset[str]) -> Iterator[Item]:
+    """Yield bundles that the ledger calls pruned and that a killed prune left."""
+    for run in sorted(pruned):
+        folder = home.bundles / run
+        if folder.is_dir():
+            yield Item("leftover", f"bundle of pruned run {run}", _size(folder), (folder,))
+
+
+def _rounds(home: Home, before_s: float) -> Iterator[Item]:
+    kept: dict[tuple[str, str], int] = {}
+    for round_ in reversed(rounds_of(home)):
+        place = (round_.sweep_name, round_.target)
+        kept[place] = kept.get(place, 0) + 1
+        if kept[place] <= KEPT_ROUNDS or round_.holder() is not None:
+            continue
+        if datetime.fromisoformat(round_.opened_at).timestamp() >= before_s:
+            continue
+        runs = tuple(sorted(_sealed_runs(home, round_)))
+        if runs:
+            paths = tuple(home.bundles / run for run in runs)
+            size = sum(_size(path) for path in paths)
+            yield Item("round", f"round {round_.id}: {len(runs)} runs", size, paths, runs)
+
+
+def _sealed_runs(home: Home, round_: Round) -> Iterator[str]:
+    """Yield every attempt of the round that is sealed: states name only the last one."""
+    for path in bundle.all_sealed(home):
+        if bundle.load(path).manifest.get("round") == round_.id:
+            yield path.name
+
+
+def _age(path: Path) -> float:
+    """Return when a file or folder was written last, seconds since the epoch; gone is new."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return float("inf")
+
+
+def _size(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size(one) for one in path.iterdir())
+    return path.lstat().st_size
+
+
+def _remove(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CannotFindOut(f"{path}: cannot be removed: {error.strerror}") from error
+
+
+def _delete_flow_runs(api_url: str, ids: Sequence[str]) -> None:
+    try:
+        with httpx.Client(base_url=api_url, timeout=HTTP_S, trust_env=False) as client:
+            for one in ids:
+                answer = client.delete(f"/flow_runs/{one}")
+                if answer.status_code != httpx.codes.NOT_FOUND:
+                    answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise CannotFindOut(f"Prefect at {api_url}: a flow run stays: {error}") from error

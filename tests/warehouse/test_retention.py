@@ -1,0 +1,145 @@
+"""Retention: copies by age, rounds only as a whole and only when asked, never half a proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from tasks import record, retention
+from tasks.home import Home
+from tasks.launch.settings import artifacts_root
+from tasks.launch.supervisor import Folder
+from tasks.retention import DAY_S, Policy, carry_out, choose
+from tests.support.bundle_maker import Lab
+from warehouse import ledger
+from warehouse.connection import open_snapshot
+
+OLD = Policy(copies_days=30, rounds_days=30)
+
+
+def open_round(home: Home, label: str, age_days: float) -> str:
+    """Write the record of a round of the sweep ``demo`` that was opened so long ago."""
+    folder = home.rounds / f"demo-00000000-{label}"
+    folder.mkdir(parents=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(time.time() - age_days * DAY_S))
+    value = {
+        "format": 1,
+        "id": folder.name,
+        "sweep_name": "demo",
+        "sweep_sha256": "0" * 64,
+        "label": label,
+        "opened_at": at,
+        "target": "local",
+    }
+    (folder / "round.json").write_text(json.dumps(value))
+    return folder.name
+
+
+def age(path: Path, days: float) -> None:
+    moment = time.time() - days * DAY_S
+    os.utime(path, (moment, moment))
+
+
+def copies_of(home: Home, run: str) -> tuple[Path, Path]:
+    """Make what Polyaxon and the supervisor keep of a run."""
+    copy = artifacts_root(home) / run.replace("-", "")
+    (copy / "outputs").mkdir(parents=True)
+    (copy / "outputs" / "server.log").write_text("x" * 1000)
+    log = Folder(home).runs / f"{run}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("y" * 100)
+    return copy, log
+
+
+def stored(home: Home) -> set[str]:
+    with open_snapshot(home.warehouse_snapshot) as connection:
+        return {
+            run for (run,) in connection.execute("SELECT run_uuid::VARCHAR FROM run").fetchall()
+        }
+
+
+def test_copies_of_old_sealed_runs_may_go_and_nothing_else(lab: Lab) -> None:
+    old, new = lab.seal(), lab.seal()
+    age(old / "manifest.json", 40)
+    copy, log = copies_of(lab.home, old.name)
+    copies_of(lab.home, new.name)
+    unsealed, _ = copies_of(lab.home, "00000000-0000-4000-8000-000000000001")
+    items = choose(lab.home, Policy(copies_days=30))
+    assert {item.kind for item in items} == {"copy", "supervisor"}
+    assert {path for item in items for path in item.paths} == {copy, log}
+    assert sum(item.bytes for item in items) == 1100
+    carry_out(lab.home, items)
+    assert not copy.exists()
+    assert not log.exists()
+    assert unsealed.exists()
+    assert (old / "manifest.json").exists()
+
+
+def test_a_round_leaves_with_its_rows_and_the_ledger_says_so(lab: Lab) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in names]
+    record.ingest(lab.home, runs)
+    items = choose(lab.home, OLD)
+    assert [item.run_uuids for item in items] == [(runs[0].name,)]
+    carry_out(lab.home, items)
+    assert not runs[0].exists()
+    assert stored(lab.home) == {runs[1].name, runs[2].name}
+    chain = ledger.read(lab.home.bundles)
+    assert chain.problems == []
+    assert chain.pruned == {runs[0].name}
+    assert record.verify(lab.home).differences == []
+
+
+def test_rounds_stay_without_being_asked_for_and_while_they_are_young(lab: Lab) -> None:
+    names = [open_round(lab.home, str(number), 60 - number) for number in range(1, 4)]
+    for name in names:
+        lab.seal(round=name)
+    assert choose(lab.home, Policy(copies_days=30)) == []
+    assert choose(lab.home, Policy(copies_days=30, rounds_days=90)) == []
+
+
+def test_a_prune_that_was_killed_is_finished_by_the_next(lab: Lab) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in names]
+    record.ingest(lab.home, runs)
+    ledger.prune(lab.home.bundles, [runs[0].name])  # and killed before anything was removed
+    record.ingest(lab.home, runs)
+    items = choose(lab.home, Policy(copies_days=30))
+    assert [(item.kind, item.paths) for item in items] == [("leftover", (runs[0],))]
+    carry_out(lab.home, items)
+    assert stored(lab.home) == {runs[1].name, runs[2].name}
+    assert record.verify(lab.home).differences == []
+
+
+def test_a_ledger_line_that_loses_its_pruned_mark_shows(lab: Lab) -> None:
+    run = lab.seal()
+    record.ingest(lab.home, [run])
+    ledger.prune(lab.home.bundles, [run.name])
+    path = lab.home.bundles / ledger.NAME
+    path.write_text(path.read_text().replace('"pruned": true, ', ""))
+    assert any("was changed" in problem for problem in ledger.read(lab.home.bundles).problems)
+
+
+def test_the_command_shows_first_and_removes_only_with_yes(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = lab.seal()
+    age(old / "manifest.json", 40)
+    copy, _ = copies_of(lab.home, old.name)
+    monkeypatch.setenv("MEMSWEEP_HOME", str(lab.home.root))
+    assert cli.run(["prune", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed"] is False
+    assert copy.exists()
+    assert cli.run(["prune", "--yes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == 1100
+    assert not copy.exists()
+
+
+def test_flow_runs_are_left_out_when_prefect_is_away() -> None:
+    with pytest.raises(Exception, match="does not tell its flow runs"):
+        retention.flow_runs("http://127.0.0.1:9/api", OLD)
