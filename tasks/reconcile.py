@@ -11,15 +11,20 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from tasks import bundle, record
+from tasks import bundle, record, schedules
 from tasks.home import Home
-from tasks.rounds import rounds_of
+from tasks.launch.settings import POOL
+from tasks.rounds import now, rounds_of
 
 DEADLINE_S = 20.0
 STALE_S = 3600.0
+#: A night is Pending for a second or two; one that stays so had a worker that died on it.
+PENDING_S = 300.0
 
 
 def crash_dead_flows(home: Home, api_url: str, tell: Callable[[str], None]) -> list[str]:
@@ -39,6 +44,58 @@ def crash_dead_flows(home: Home, api_url: str, tell: Callable[[str], None]) -> l
                 except httpx.HTTPError as error:
                     tell(f"Prefect flow run {flow_run_id}: could not be settled ({error})")
     return settled
+
+
+def crash_dead_nights(
+    home: Home, api_url: str, tell: Callable[[str], None]
+) -> list[schedules.Night]:
+    """Settle every night whose process is gone, here and in Prefect; return those.
+
+    Also those of which Prefect knows more than the state folder: their worker died before it had
+    started a process. A server that does not answer is told, and tried next time.
+    """
+    dead = []
+    with httpx.Client(base_url=api_url, timeout=DEADLINE_S, trust_env=False) as client:
+        try:
+            for night in schedules.nights(home):
+                if night.ended_at is None and night.died:
+                    _crash(client, night.flow_run_id)
+                    settled = replace(
+                        night, ended_at=now(), verdict="died", message="its process is gone"
+                    )
+                    schedules.save_night(home, settled)
+                    tell(f"night {night.night} of {night.sweep}: its process is gone")
+                    dead.append(settled)
+            for flow_run_id in _never_started(home, client):
+                _crash(client, flow_run_id)
+                tell(
+                    f"Prefect flow run {flow_run_id}: its process was never started, set to Crashed"
+                )
+        except httpx.HTTPError as error:
+            tell(f"nights could not be settled ({error})")
+    return dead
+
+
+def _never_started(home: Home, client: httpx.Client) -> list[str]:
+    """Return the nights' flow runs that no process of this state folder ever worked on."""
+    before = (datetime.now(UTC) - timedelta(seconds=PENDING_S)).isoformat()
+    answer = client.post(
+        "/flow_runs/filter",
+        json={
+            "work_pools": {"name": {"any_": [POOL]}},
+            "flow_runs": {
+                "state": {"type": {"any_": ["PENDING", "RUNNING"]}},
+                "expected_start_time": {"before_": before},
+            },
+        },
+    )
+    answer.raise_for_status()
+    return [
+        str(one["id"])
+        for one in answer.json()
+        if schedules.find_night(home, str(one["id"])) is None
+        and str(one["state"]["timestamp"]).replace("Z", "+00:00") < before
+    ]
 
 
 def _crash(client: httpx.Client, flow_run_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""The embedded services: Prefect server, Polyaxon server (haupt) and our supervisor.
+"""The embedded services: Prefect server, Polyaxon server (haupt), our supervisor and scheduler.
 
 Each is a process of its own in a session of its own, nobody's child, so that it outlives the
 command that started it and is found again by what was written to ``services/<name>/state.json``.
@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from tasks import files, processes
+from tasks import files, processes, schedules
 from tasks.home import Home
 from tasks.launch import environments, supervisor
 from tasks.launch.settings import (
     LOOPBACK,
+    POOL,
     SERVICE_VARIABLE,
     artifacts_root,
     polyaxon_root,
@@ -32,11 +33,11 @@ from tasks.launch.settings import (
 )
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
-Name = Literal["prefect", "polyaxon", "supervisor"]
+Name = Literal["prefect", "polyaxon", "supervisor", "scheduler"]
 Progress = Callable[[str], None]
 
 #: In the order of starting; ended in the reverse one.
-NAMES: tuple[Name, ...] = ("prefect", "polyaxon", "supervisor")
+NAMES: tuple[Name, ...] = ("prefect", "polyaxon", "supervisor", "scheduler")
 _HEALTH = {"prefect": "/api/health", "polyaxon": "/healthz/"}
 #: A cold start runs the database migrations: 39 s were seen on a busy machine.
 READY_S = 180.0
@@ -47,6 +48,8 @@ CONFIGURED_S = 10.0
 SERVER_GRACE_S = 15.0
 #: The supervisor ends its runs first, each within its own stop limit.
 SUPERVISOR_GRACE_S = 150.0
+#: A night stops its runs and collects them first.
+NIGHT_GRACE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """One service as it is now; ``port`` is None for the supervisor, which listens on none."""
+    """One service as it is now; ``port`` is None for those that listen on none."""
 
     name: str
     state: Literal["up", "starting", "down"]
@@ -107,12 +110,15 @@ def up(
     *,
     ports: Ports | None = None,
     prefect_api_url: str | None = None,
+    polyaxon_host: str | None = None,
     slots: int = 1,
     progress: Progress,
 ) -> Endpoints:
     """Start what is not up and wait until all answer; what is up is left alone.
 
-    With ``prefect_api_url`` that server is used (and has to answer), and none is started.
+    With ``prefect_api_url`` that server is used (and has to answer), and none is started, unless
+    something is scheduled: nights are fired by our own. Only then is there a scheduler to start.
+    With ``polyaxon_host`` runs are that server's: neither Polyaxon nor supervisor is started.
     ``slots`` is how many runs may go at the same time; another number takes effect at once, but
     only while nothing runs.
 
@@ -124,18 +130,33 @@ def up(
         chosen = _choose_ports(home, ports or Ports())
         host = f"http://{LOOPBACK}:{chosen['polyaxon']}"
         _record_ports(home, chosen)
-        _set_slots(home, slots, progress)
-        own = [name for name in NAMES if name != "prefect" or prefect_api_url is None]
+        own = _own(home, prefect_api_url, polyaxon_host)
+        if "supervisor" in own:
+            _set_slots(home, slots, progress)
         started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
         for name in own:
             _wait_ready(home, name)
             if name in started:
                 progress(f"{name}: up{_where(home, name)}")
         ends = _endpoints(chosen)
+    if polyaxon_host is not None:
+        ends = replace(ends, polyaxon_host=polyaxon_host)
     if prefect_api_url is None:
         return ends
     _check_configured(prefect_api_url)
     return replace(ends, prefect_api_url=prefect_api_url)
+
+
+def _own(home: Home, prefect_api_url: str | None, polyaxon_host: str | None = None) -> list[Name]:
+    """Return the services that are wanted here."""
+    nights = bool(schedules.schedules(home))
+    wanted = {
+        "prefect": nights or prefect_api_url is None,
+        "polyaxon": polyaxon_host is None,
+        "supervisor": polyaxon_host is None,
+        "scheduler": nights,
+    }
+    return [name for name in NAMES if wanted[name]]
 
 
 def _check_configured(api_url: str) -> None:
@@ -157,6 +178,12 @@ def endpoints(home: Home) -> Endpoints | None:
     if recorded is None or entry is None or not entry.is_alive():
         return None
     return _endpoints(recorded)
+
+
+def prefect_answers(home: Home) -> bool:
+    """Tell whether the embedded Prefect server is up."""
+    entry = _entry(home, "prefect")
+    return entry is not None and entry.is_alive() and _is_ready(home, "prefect", entry)
 
 
 def keep_alive(home: Home) -> list[str]:
@@ -187,13 +214,15 @@ def keep_alive(home: Home) -> list[str]:
 
 
 def down(home: Home) -> list[str]:
-    """End supervisor (with its runs), Polyaxon and Prefect; return one line for each thing ended.
+    """End scheduler, nights, supervisor (with its runs), Polyaxon and Prefect.
+
+    Returns one line for each thing ended. What is scheduled stays so: the next :func:`up` fires it.
 
     Raises:
         CannotFindOut: something could not be ended; the message says what is left.
     """
     with _lock(home):
-        told = _end_supervisor(home)
+        told = _end_scheduler(home) + _end_nights(home) + _end_supervisor(home)
         for name in ("polyaxon", "prefect"):
             entry = _entry(home, name)
             if entry is None:
@@ -208,13 +237,22 @@ def down(home: Home) -> list[str]:
         return told
 
 
+def end_scheduler(home: Home) -> None:
+    """End the scheduler alone: no further night begins, those that go on are left alone."""
+    with _lock(home):
+        _end_scheduler(home)
+        _state_file(home, "scheduler").unlink(missing_ok=True)
+
+
 def status(home: Home) -> list[ServiceState]:
-    """Return the state of each service; starts nothing."""
+    """Return the state of each service that is wanted or was started; starts nothing."""
     states = []
+    wanted = _own(home, None)
     for name in NAMES:
         entry = _entry(home, name)
         if entry is None:
-            states.append(ServiceState(name, "down", None, None, None, None, None))
+            if name in wanted:
+                states.append(ServiceState(name, "down", None, None, None, None, None))
             continue
         alive = entry.is_alive()
         ready = alive and _is_ready(home, name, entry)
@@ -240,6 +278,11 @@ def live_runs(home: Home) -> list[supervisor.Record]:
         if record.boot_id == processes.boot_id()
         and processes.session(record.sid, record.start_ticks)
     ]
+
+
+def live_nights(home: Home) -> list[processes.Process]:
+    """Return the processes of nights that go on; each is in a session of its own."""
+    return processes.marked(SERVICE_VARIABLE, service_mark(home, "night"))
 
 
 def _lock(home: Home) -> AbstractContextManager[int]:
@@ -283,7 +326,7 @@ def _found_running(home: Home, name: str) -> _Entry | None:
         port=port if isinstance(port, int) else None,
         log=str(home.services / name / "service.log"),
         boot_id=processes.boot_id(),
-        started_at="",
+        started_at=datetime.fromtimestamp(0, UTC).isoformat(),
         polyaxon_host=f"http://{LOOPBACK}:{recorded.get('polyaxon')}",
     )
 
@@ -369,8 +412,9 @@ def _start_if_down(
 
 def _end_rest(home: Home, name: Name) -> None:
     """End what a dead service's session left, so that two never share one database."""
-    entry = _entry(home, name)
-    if entry is not None:
+    if name == "scheduler":
+        _end_scheduler(home)
+    elif (entry := _entry(home, name)) is not None:
         processes.end(entry.members, grace_s=2.0)
 
 
@@ -391,7 +435,7 @@ def _command(home: Home, name: Name, port: int | None) -> list[str]:
             str(program), "sandbox", "start", "--host", LOOPBACK, "--port", str(port),
             "--workers", "1", "--path", str(artifacts_root(home)),
         ]  # fmt: skip
-    return [sys.executable, "-m", "tasks.launch.supervisor", "--home", str(home.root)]
+    return [sys.executable, "-m", f"tasks.launch.{name}", "--home", str(home.root)]
 
 
 #: Started through a process in between, which ends at once: the service is nobody's child then, and
@@ -460,6 +504,8 @@ def _is_ready(home: Home, name: str, entry: _Entry) -> bool:
     if name == "supervisor":
         ready = files.read_json(supervisor.Folder(home).ready)
         return ready is not None and ready.get("pid") == entry.pid
+    if name == "scheduler":
+        return _worker_polls(home, entry)
     import httpx
 
     try:
@@ -469,6 +515,22 @@ def _is_ready(home: Home, name: str, entry: _Entry) -> bool:
     except httpx.HTTPError:
         return False
     return answer.status_code == 200
+
+
+def _worker_polls(home: Home, entry: _Entry) -> bool:
+    """Tell whether Prefect has heard of this scheduler's worker since it was started."""
+    import httpx
+
+    port = (files.read_json(_ports_file(home)) or {}).get("prefect")
+    url = f"http://{LOOPBACK}:{port}/api/work_pools/{POOL}/workers/filter"
+    try:
+        answer = httpx.post(url, json={}, timeout=5, trust_env=False)
+        workers = answer.json() if answer.is_success else []
+        heard = [str(one["last_heartbeat_time"]) for one in workers if one["status"] == "ONLINE"]
+        started = datetime.fromisoformat(entry.started_at)
+        return any(datetime.fromisoformat(at) >= started for at in heard)
+    except (httpx.HTTPError, ValueError, KeyError):
+        return False
 
 
 def _wait_ready(home: Home, name: Name) -> None:
@@ -495,6 +557,26 @@ def _last_lines(home: Home, name: Name) -> str:
 def _where(home: Home, name: Name) -> str:
     entry = _entry(home, name)
     return f" at http://{LOOPBACK}:{entry.port}" if entry is not None and entry.port else ""
+
+
+def _end_scheduler(home: Home) -> list[str]:
+    """Kill the scheduler and its worker, so that no further night begins.
+
+    Asked to end, the worker would end its nights itself, and kill them after 30 s; they need longer
+    to stop their runs and to collect them. It keeps nothing that could be lost.
+    """
+    entry = _entry(home, "scheduler")
+    if entry is None or not (members := entry.members()):
+        return []
+    processes.send(members, signal.SIGKILL)
+    processes.wait_gone(entry.members, 10.0)
+    return [f"scheduler: ended (pid {entry.pid})"]
+
+
+def _end_nights(home: Home) -> list[str]:
+    going = live_nights(home)
+    processes.end(lambda: live_nights(home), grace_s=NIGHT_GRACE_S)
+    return [f"night: ended (pid {one.pid})" for one in going]
 
 
 def _end_supervisor(home: Home) -> list[str]:
@@ -546,6 +628,7 @@ def _prove_nothing_left(home: Home) -> None:
             if entry.port is not None and processes.listening(entry.port)
         ]
         left += [f"run {record.uuid} (session {record.sid})" for record in live_runs(home)]
+        left += [f"night (process {one.pid})" for one in live_nights(home)]
         if not left:
             return
         if time.monotonic() >= deadline:

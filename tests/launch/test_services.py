@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import files, processes
+from tasks import files, processes, schedules
 from tasks.home import Home
-from tasks.launch import services, supervisor
+from tasks.launch import services, settings, supervisor
 from warehouse.errors import BadInput, ServiceDown
 
 #: A server that answers 200 to everything, with a child as a real one may have.
@@ -25,6 +25,10 @@ import http.server, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
+    def do_POST(self):
+        self.do_GET()
+        heard = b'"last_heartbeat_time": "2999-01-01T00:00:00Z"'
+        self.wfile.write(b'[{"status": "ONLINE", ' + heard + b'}]')
     def log_message(self, *_): pass
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
@@ -35,13 +39,14 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 pathlib.Path(sys.argv[1]).write_text(json.dumps({"pid": os.getpid()}))
 time.sleep(60)
 """
+SLEEP = "import time; time.sleep(60)"
 BROKEN = "import sys; sys.exit('no such database')"
 
 
 @pytest.fixture
 def programs(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Put small programs in the services' place; end what a failed test has left."""
-    code = {"prefect": SERVER, "polyaxon": SERVER, "supervisor": SUPERVISOR}
+    code = {"prefect": SERVER, "polyaxon": SERVER, "supervisor": SUPERVISOR, "scheduler": SLEEP}
 
     def command(home: Home, name: str, port: int | None) -> list[str]:
         ready = home.services / "supervisor" / "ready.json"
@@ -75,8 +80,8 @@ def test_up_is_idempotent_and_down_leaves_nothing(home: Home) -> None:
     assert len([e for e in entries if e and len(e.members()) == 2]) == 2, "servers have a child"
     told = services.down(home)
     assert [line.partition(":")[0] for line in told] == ["supervisor", "polyaxon", "prefect"]
-    for entry in entries:
-        assert entry is not None
+    assert [entry.name for entry in entries if entry] == ["prefect", "polyaxon", "supervisor"]
+    for entry in filter(None, entries):
         assert entry.members() == []
         assert entry.port is None or not processes.listening(entry.port)
     assert {one.state for one in services.status(home)} == {"down"}
@@ -259,3 +264,75 @@ def test_a_service_whose_record_is_lost_is_found_by_its_mark(home: Home) -> None
         child.kill()
         child.wait(timeout=10)
     assert _entry(home, "prefect") is None
+
+
+def schedule(home: Home) -> None:
+    """Have something scheduled."""
+    one = schedules.Schedule("demo", "demo", "local", "0 2 * * *", "UTC", "/", "")
+    schedules.save(home, one)
+
+
+def names(home: Home) -> list[str]:
+    return [one.name for one in services.status(home) if one.state == "up"]
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_scheduler_is_a_service_where_something_is_scheduled(home: Home) -> None:
+    services.up(home, progress=quiet)
+    assert "scheduler" not in names(home)
+    schedule(home)
+    assert services.status(home)[-1].state == "down", "it is wanted, and told to be down"
+    services.up(home, progress=quiet)
+    assert names(home) == ["prefect", "polyaxon", "supervisor", "scheduler"]
+    services.end_scheduler(home)
+    assert names(home) == ["prefect", "polyaxon", "supervisor"]
+    services.up(home, progress=quiet)
+    assert services.down(home)[0].startswith("scheduler: ended")
+    assert schedules.find(home, "demo") is not None, "what is scheduled stays so"
+
+
+@pytest.mark.usefixtures("programs")
+def test_nights_need_the_embedded_prefect_server_whatever_a_run_uses(home: Home) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{used.getsockname()[1]}/api"
+        with pytest.raises(ServiceDown, match="does not answer"):
+            services.up(home, prefect_api_url=url, progress=quiet)
+        assert names(home) == ["polyaxon", "supervisor"]
+        schedule(home)
+        with pytest.raises(ServiceDown, match="does not answer"):
+            services.up(home, prefect_api_url=url, progress=quiet)
+    assert names(home) == ["prefect", "polyaxon", "supervisor", "scheduler"]
+    services.down(home)
+
+
+def test_a_night_outlives_the_scheduler_and_is_asked_to_end_by_down(
+    home: Home, programs: dict[str, str], tmp_path: Path
+) -> None:
+    del programs
+    schedule(home)
+    services.up(home, progress=quiet)
+    said = tmp_path / "said"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(15, lambda *_: (pathlib.Path({str(said)!r}).write_text('collected'),"
+        " sys.exit(0)))\n"
+        "print('on', flush=True); time.sleep(60)"
+    )
+    mark = {settings.SERVICE_VARIABLE: settings.service_mark(home, "night")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | mark, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as night:  # fmt: skip
+        assert night.stdout is not None
+        night.stdout.readline()
+        scheduler = pids(home)["scheduler"]
+        assert scheduler is not None
+        os.kill(scheduler, signal.SIGKILL)
+        while services.keep_alive(home) != ["scheduler"]:
+            time.sleep(0.02)
+        assert [one.pid for one in services.live_nights(home)] == [night.pid]
+        told = services.down(home)
+    assert f"night: ended (pid {night.pid})" in told
+    assert said.read_text() == "collected"
+    assert services.live_nights(home) == []

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from tasks import schedules
 from tasks.home import Home
 from tasks.launch import settings
 
-SERVICES = ["prefect", "polyaxon", "supervisor"]
+SERVICES = ["prefect", "polyaxon", "supervisor", "scheduler"]
 
 
 def every_block(home: Home) -> list[dict[str, str]]:
@@ -61,3 +62,22 @@ def test_prefect_keeps_leases_on_disk_and_sends_nothing_home(home: Home) -> None
     assert server["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"].endswith("filesystem")
     assert server["PREFECT_HOME"].startswith(str(home.root))
     assert "PREFECT_API_URL" not in server, "a server with it takes itself for a client"
+
+
+def test_the_scheduler_gets_the_webhooks_of_what_is_scheduled_and_nothing_else(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_HOOK", "https://hooks.example/secret")
+    monkeypatch.setenv("OTHER_HOOK", "https://hooks.example/other")
+    schedules.save(
+        home,
+        schedules.Schedule(
+            "demo", "demo", "local", "0 2 * * *", "UTC", "/", "", webhook_env="MY_HOOK"
+        ),
+    )
+    block = settings.service_environment(home, "scheduler", polyaxon_host="")
+    assert block["MY_HOOK"] == "https://hooks.example/secret"
+    assert "OTHER_HOOK" not in block
+    assert block["MEMSWEEP_HOME"] == str(home.root)
+    assert block["PREFECT_HOME"].startswith(str(home.root))
+    assert "MY_HOOK" not in settings.service_environment(home, "supervisor", polyaxon_host="")
