@@ -14,11 +14,12 @@ from functools import cache
 
 from flows.output import say
 from flows.shipped import beside, find_sweep, shipped_model
+from tasks import history
 from tasks.boots import PastBoots
 from tasks.collect import Origin
 from tasks.glance import Glance, glance
 from tasks.home import Home
-from tasks.launch import access, environments, models, services, target
+from tasks.launch import access, environments, lint, models, services, target
 from tasks.launch.operation import template_key
 from tasks.launch.port import PolyaxonPort
 from tasks.launch.settings import (
@@ -30,7 +31,9 @@ from tasks.launch.settings import (
 from tasks.measure import Measuring
 from tasks.pins import BENCH_VERSION, ENGINE_VERSION
 from tasks.plan import hub, model, weights
+from tasks.plan.cell import UNRESOLVED
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
+from tasks.plan.spending import NO_HISTORY, History
 from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
 from tasks.redact import Secrets
 from tasks.rounds import Round, open_round
@@ -59,6 +62,8 @@ class Context:
     round: Round
     measuring: Measuring
     origin: Origin
+    history: History = NO_HISTORY
+    budget_minutes: float | None = None
     keep_going: bool = False
     look: Callable[[str], Glance] = lambda _run_uuid: Glance()  # at a run that goes on
 
@@ -167,6 +172,11 @@ def prepare(home: Home, sweep: Sweep, target_name: str) -> services.Endpoints:
         return services.up(
             home, prefect_api_url=prefect_api_url, polyaxon_host=profile.host, progress=say
         )
+    if sweep.pins.model_revision == UNRESOLVED:  # no environment and no service would change that
+        raise BadInput(
+            f"sweep {sweep.name}: model_revision of {sweep.model} is unresolved; resolve it with: "
+            f"memsweep pin {sweep.name}"
+        )
     environments.ensure(home, device=profile.device, progress=say)
     for name in _model_names(sweep):
         if models.is_generated(name):
@@ -189,16 +199,14 @@ def _require_cluster(home: Home, sweep: Sweep, target_name: str) -> None:
     plan = make_plan(sweep, surroundings(home, target_name, fetch=True))
     if plan.unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
-    first = next(iter(plan.runs()), None)
-    if first is None:
-        return
+    refuse_secrets(f"target {profile.name}", profile.model_dump_json(indent=1))
     os.environ.update(_remote_environment(home))
-    found = access.check(profile, lambda: target.operation(home, profile, first.cell))
+    found = access.check(profile, lambda: lint.before_submit(home, profile, plan))
     access.require(found, profile.name, say)
 
 
 def refuse_secrets(where: str, text: str) -> None:
-    """Refuse a sweep that holds a secret: it would go into every bundle of it.
+    """Refuse a sweep or profile that holds a secret: it would go into every bundle.
 
     Raises:
         BadInput: it does; the message tells the line, not the secret.
@@ -206,8 +214,8 @@ def refuse_secrets(where: str, text: str) -> None:
     line = Secrets.here().first(text)
     if line is not None:
         raise BadInput(
-            f"{where}: line {line} holds what looks like a secret; a sweep is kept in every bundle: "
-            "take it out, and give secrets to the cluster by reference"
+            f"{where}: line {line} holds what looks like a secret, and would be kept in every "
+            "bundle: take it out, and give secrets to a cluster by reference"
         )
 
 
@@ -224,13 +232,15 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
     sweep = parse_sweep(text, where=where, read=beside(sweep_name))
     profile = target.load(target_name)
     where_runs = surroundings(home, target_name, fetch=True)
-    plan = make_plan(sweep, where_runs, keep_infeasible=wishes.keep_infeasible)
-    if plan.unresolved:
-        raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
+    if unresolved := make_plan(sweep, where_runs).unresolved:
+        raise BadInput(f"sweep {sweep.name}: unresolved pin {unresolved[0]}")
     round_, new = open_round(
         home, sweep, text, target=target_name, fresh=wishes.fresh, label=wishes.night
     )
     say(f"round {round_.id} ({'opened' if new else 'goes on'})")
+    plan = make_plan(
+        sweep, where_runs, keep_infeasible=wishes.keep_infeasible, night=round_.is_night
+    )
     port = port_of(home, target_name)
     port.ensure_project()
 
@@ -265,6 +275,8 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
         round_,
         measuring,
         origin,
+        history=history.read(home.warehouse_snapshot, target_name),
+        budget_minutes=wishes.budget_minutes,
         keep_going=wishes.keep_going,
         look=lambda run_uuid: glance(run_outputs(home, run_uuid)),
     )

@@ -37,9 +37,12 @@ from tasks.measure import (
     wait_until_final,
     write_prediction,
 )
+from tasks.plan.knowledge import Knowledge, Known
 from tasks.plan.plan import PlannedRun
+from tasks.plan.spending import choose
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
+from tasks.witnesses import finished
 from warehouse.errors import CannotFindOut, MemsweepError
 from warehouse.registry import Outcome
 
@@ -124,7 +127,7 @@ def _verdict(context: Context, results: list[CellResult]) -> State[str]:
         text += f"; {total - len(results)} not measured ({why})"
     if context.measuring.cancelled:
         return Cancelled(message=text)
-    if good < total:
+    if good < len(results) or (good < total and not context.measuring.ended_by_budget):
         return Failed(name=NOT_AS_EXPECTED, message=text)
     return Completed(message=text)
 
@@ -160,7 +163,8 @@ class Progress:
     """What the main thread and the cells' threads of one flow share."""
 
     pending: Pending
-    results: list[CellResult] = field(default_factory=list)
+    knowledge: Knowledge
+    results: list[CellResult]
     faults: list[BaseException] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
 
@@ -176,7 +180,8 @@ def measure_round(context: Context) -> list[CellResult]:
     Raises what kept a cell from being measured; no further cell is started then.
     """
     results: list[CellResult] = []
-    progress = Progress(Pending(_missing(context, results)), results)
+    missing, knowledge = _missing(context, results)
+    progress = Progress(Pending(missing), knowledge, results)
     progress.results += [record_infeasible(context, run) for run in context.plan.skipped()]
     with keeping_alive(context.measuring), shown(lambda: _standing(context, progress)):
         try:
@@ -229,20 +234,40 @@ def _going(context: Context, one: Started) -> Going:
     )
 
 
-def _missing(context: Context, results: list[CellResult]) -> list[PlannedRun]:
-    """Return the runs that are not finished; what is goes into ``results``."""
+def _missing(context: Context, results: list[CellResult]) -> tuple[list[PlannedRun], Knowledge]:
+    """Return the runs that are not finished, in order, and what the finished ones settle.
+
+    What is finished goes into ``results``.
+    """
+    round_, home = context.round, context.measuring.home
+    done, known = round_.all_finished(), Knowledge()
     missing = []
-    for run in context.plan.runs():
-        done = context.round.finished(run.cell.cell_key, run.repeat)
-        if done is None:
+    seed = None if context.plan.sweep.order == "stated" else round_.seed
+    for run in context.plan.runs(seed):
+        state = done.get((run.cell.cell_key, run.repeat))
+        if state is None:
             missing.append(run)
         else:
-            results.append(_reused(run, done))
+            results.append(_reused(run, state))
+            known.add(finished(home, run.cell, str(state.run_uuid), str(state.outcome)))
     for result in results[:REUSED_TOLD]:
         say(f"  {result.label}: measured already ({result.outcome}), run {result.run_uuid}")
     if len(results) > REUSED_TOLD:
         say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
-    return missing
+    return _affordable(context, missing), known
+
+
+def _affordable(context: Context, missing: list[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that the budget buys, all of them where there is none."""
+    if context.budget_minutes is None:
+        return missing
+    choice = choose(missing, context.history, context.budget_minutes * 60)
+    if choice.left_out:
+        unit = "GPU" if context.plan.surroundings.device == "cuda" else "slot"
+        budget = f"the budget of {context.budget_minutes:g} {unit}-minutes"
+        context.measuring.ended_early, context.measuring.budget_spent = budget, True
+        say(f"  {budget} buys {len(choice.chosen)} of {len(missing)} missing runs")
+    return [*choice.chosen]
 
 
 def _next(progress: Progress, context: Context) -> PlannedRun | None:
@@ -265,7 +290,11 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                 progress.faults.append(full)
                 return None
             if (run := progress.pending.take()) is not None:
-                return run
+                known = progress.knowledge.known(run)
+                if known is None:
+                    return run
+                progress.results.append(record_known(context, run, known))
+                continue
         time.sleep(SLOT_POLL_S)
     return None
 
@@ -342,6 +371,8 @@ def _work(
             progress.faults.append(error)
             raise
         if not _tried_again(context, run, result, progress.pending):
+            home = context.measuring.home
+            progress.knowledge.add(finished(home, run.cell, result.run_uuid, result.outcome))
             progress.results.append(result)
         return result.outcome
 
@@ -406,11 +437,33 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
 
 
 def record_infeasible(context: Context, run: PlannedRun) -> CellResult:
-    """Seal and ingest a repeat that the prediction refused: it is a result, but no run."""
+    """Record a repeat that the prediction refused."""
+    return _record_unstarted(context, run, str(run.planned.infeasible), expected=True)
+
+
+def record_known(context: Context, run: PlannedRun, known: Known) -> CellResult:
+    """Record a repeat whose outcome follows from another run's.
+
+    One that would fail is sealed as infeasible with its reason. One that would work has nothing to
+    seal: its figures were not wanted, only the frontier, which its witness tells.
+    """
+    if known.outcome is not Outcome.OK:
+        return _record_unstarted(context, run, known.reason, expected=False)
+    context.round.note_left_out(run.cell.cell_key, run.repeat, known.run_uuid, known.reason)
+    say(f"  {run.cell.label}: left out - {known.reason}")
+    return CellResult(
+        run.cell.label, run.repeat, known.run_uuid, known.outcome.value, True, reused=True
+    )
+
+
+def _record_unstarted(
+    context: Context, run: PlannedRun, reason: str, *, expected: bool
+) -> CellResult:
+    """Seal and ingest a repeat that is not started, and why: it is a result, but no run."""
     round_, home = context.round, context.measuring.home
     done = round_.sealed(run.cell.cell_key, run.repeat)
-    if done is not None:
-        return _reused(run, done)
+    if done is not None and done.outcome == Outcome.INFEASIBLE.value:
+        return replace(_reused(run, done), as_expected=expected)
     digest = write_prediction(context.measuring, run)
     state = RepeatState(
         cell_key=run.cell.cell_key,
@@ -419,12 +472,11 @@ def record_infeasible(context: Context, run: PlannedRun) -> CellResult:
         run_uuid=infeasible_uuid(round_, run),
         prediction_sha256=digest,
     )
-    sealed = seal_infeasible(home, round_, run, state, context.origin)
+    sealed = seal_infeasible(home, round_, run, state, context.origin, reason)
     outcome = Outcome.INFEASIBLE.value
     round_.save(replace(state, outcome=outcome, manifest_sha256=sealed.manifest_sha256))
     _publish(context, sealed.run_uuid)
-    say(f"  {run.cell.label}: skipped as infeasible - {run.planned.infeasible}")
-    expected = run.planned.as_expected(outcome)
+    say(f"  {run.cell.label}: skipped as infeasible - {reason}")
     return CellResult(run.cell.label, run.repeat, sealed.run_uuid, outcome, expected, reused=False)
 
 

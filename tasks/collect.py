@@ -253,9 +253,9 @@ def failure_in(log: Path) -> Failure | None:
 
 
 def seal_infeasible(
-    home: Home, round_: Round, run: PlannedRun, state: RepeatState, origin: Origin
+    home: Home, round_: Round, run: PlannedRun, state: RepeatState, origin: Origin, reason: str
 ) -> Bundle:
-    """Seal the bundle of a repeat that the prediction refused and nobody started; idempotent.
+    """Seal the bundle of a repeat that nobody started, and why not; idempotent.
 
     It has no Polyaxon run, so its UUID is derived from what it is (``state.run_uuid``).
     """
@@ -276,7 +276,7 @@ def seal_infeasible(
         phase=Phase.QUEUE,
         facts={
             "observed": None,
-            "message": run.planned.infeasible,
+            "message": reason,
             "reason": None,
             "started_at": at,
             "ended_at": at,

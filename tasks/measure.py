@@ -57,6 +57,12 @@ class Measuring:
     finish_only: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False  # in Prefect's UI or by its command
     ended_early: str | None = None  # why no further cell was started
+    budget_spent: bool = False  # what was left out did not fit into the budget
+
+    @property
+    def ended_by_budget(self) -> bool:
+        """Whether everything that the budget bought was measured."""
+        return self.budget_spent and not (self.stop.is_set() or self.finish_only.is_set())
 
     def tick(self) -> None:
         """Restart dead local services and notice a stop request; called every few seconds."""

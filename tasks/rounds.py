@@ -6,6 +6,7 @@ Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed fl
                           seed of the order its cells are measured in
 * ``sweep.yaml``, ``prompts.json``     the sweep as it was then, and its prompt files by name
 * ``repeats/<cell key>.<repeat>.json``   intent, then the run's UUID, then the sealed bundle
+* ``left-out/<cell key>.<repeat>.json``  which run settles a repeat that a bisection leaves out
 * ``predictions/<cell key>.json``      made and hashed before the run is created
 * ``origins/<cell key>.<repeat>.<attempt>.json``   who and which code created that run
 * ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
@@ -84,6 +85,11 @@ class Round:
     seed: int | None = None  # of the cells' order; None: the plan's own order
 
     @property
+    def is_night(self) -> bool:
+        """Whether the label is a scheduled time: a night has a sentinel."""
+        return re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", self.label) is not None
+
+    @property
     def folder(self) -> Path:
         """``rounds/<id>`` in the state folder."""
         return self.home.rounds / self.id
@@ -151,6 +157,16 @@ class Round:
             for state in self.states()
             if not state.to_be_repeated and self._is_sealed(state)
         }
+
+    def note_left_out(self, cell_key: str, repeat: int, run_uuid: str, reason: str) -> None:
+        """Record that a repeat is not measured because another run settles it."""
+        value = {"run_uuid": run_uuid, "reason": reason, "at": now()}
+        write_json(self.folder / "left-out" / f"{cell_key}.{repeat}.json", value)
+
+    def left_out(self) -> set[tuple[str, int]]:
+        """Return cell key and repeat of whatever another run of the round settles."""
+        names = (path.stem.split(".") for path in (self.folder / "left-out").glob("*.*.json"))
+        return {(key, int(repeat)) for key, repeat in names}
 
     # -- predictions ------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, model_serializer, model_validator
@@ -40,6 +40,17 @@ Whole = Annotated[int, Field(strict=True)]
 MAX_CELLS = 20_000
 #: Load points of one cell, for the same reason.
 MAX_POINTS = 1_000
+
+#: Settings along which the engine's memory failures are monotone (tasks/plan/knowledge.py).
+FRONTIER_AXES = (
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+)
+#: What a sweep states for a night without a sentinel.
+NO_SENTINEL = "none"
 
 
 class BeyondMachine(Strict):
@@ -137,6 +148,11 @@ class SweepPins(Strict):
 Axis = Annotated[list[Any], Field(min_length=1)]
 
 
+def _is_absent(value: object) -> bool:
+    """A key that a sweep does not state is none of its identity: older sweeps keep their hash."""
+    return value is None
+
+
 class Experiment(Strict):
     """Cells that belong together: one server setting per combination of ``vary``."""
 
@@ -149,6 +165,11 @@ class Experiment(Strict):
     vary_load: dict[str, Axis] = Field(default_factory=dict, description="load setting -> values")
     points: list[LoadPatch] = Field(min_length=1, description="load points, in this order")
     expect: Outcome | None = Field(None, description="the outcome that counts as success")
+    bisect: str | None = Field(
+        None,
+        exclude_if=_is_absent,
+        description="axis of vary whose frontier is bisected: settled cells are left out",
+    )
 
     @model_validator(mode="after")
     def _axes_exist(self) -> Experiment:
@@ -161,6 +182,24 @@ class Experiment(Strict):
                     raise ValueError(
                         f"{where}: unknown setting {name!r}, wanted one of {', '.join(known)}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _frontier_can_be_found(self) -> Experiment:
+        axis = self.bisect
+        if axis is None:
+            return self
+        usable = [name for name in FRONTIER_AXES if name in self.vary]
+        if axis not in usable:
+            raise ValueError(
+                f"bisect is {axis!r}, wanted one of the settings in vary along which failures are "
+                f"monotone ({', '.join(usable) or 'there is none'})"
+            )
+        if self.expect is not None:
+            raise ValueError("bisect and expect: wanted one of them, an expectation is measured")
+        odd = [value for value in self.vary[axis] if not isinstance(value, int | float)]
+        if odd:
+            raise ValueError(f"bisect: vary.{axis} holds {odd[0]!r}, wanted numbers only")
         return self
 
 
@@ -177,6 +216,18 @@ class Sweep(Strict):
     server: ServerPatch = ServerPatch()
     load: LoadPatch = LoadPatch()
     sampling: Sampling = Sampling()
+    order: Literal["stated"] | None = Field(
+        None,
+        exclude_if=_is_absent,
+        description="stated: cells in the order of the file, where one prepares the next; absent: "
+        "shuffled by the round's seed",
+    )
+    sentinel: str | None = Field(
+        None,
+        exclude_if=_is_absent,
+        description="label of the cell, or its experiment, that is measured at start, middle and "
+        "end; none switches a night's own off",
+    )
     experiments: list[Experiment] = Field(min_length=1)
     _files: dict[str, str] = PrivateAttr(default_factory=dict)
 

@@ -21,9 +21,11 @@ from flows import pending, sweep
 from flows.context import Context
 from flows.pending import ALIKE, CellResult
 from flows.sweep import measure_round
+from tasks import bundle
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.measure import Measuring
+from tasks.plan.knowledge import Finished
 from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import open_round
@@ -76,10 +78,10 @@ def make(
     monkeypatch.setattr(sweep, "SLOT_POLL_S", 0.002)
     monkeypatch.setattr(sweep, "KEEP_ALIVE_S", 0.005)
 
-    def build(slots: int) -> Context:
-        parsed = parse_sweep(SWEEP, where="x")
+    def build(slots: int, text: str = SWEEP) -> Context:
+        parsed = parse_sweep(text, where="x")
         plan = make_plan(parsed, surroundings(slots=slots))
-        round_, _ = open_round(home, parsed, SWEEP, target="local", fresh=False)
+        round_, _ = open_round(home, parsed, text, target="local", fresh=False)
         origin = Origin("flow", "0" * 64, "local", lambda run: "1" * 64)
         measuring = Measuring(
             home=home,
@@ -133,7 +135,7 @@ def test_never_more_runs_than_slots_and_in_the_plans_order(
     results = measure_round(context)
     assert len(results) == 5
     assert most[0] == slots
-    assert began == [run.cell.label for run in context.plan.runs()]
+    assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
 
 
 def test_a_stop_request_starts_no_further_cell_and_the_verdict_says_so(
@@ -351,3 +353,62 @@ def test_a_disk_that_gets_full_lets_the_current_cell_end_and_starts_no_other(
     with pytest.raises(CannotFindOut, match=r"1 MB free, wanted .* for the next run"):
         measure_round(make(1))
     assert len(began) == 1
+
+
+REFUSALS = """
+name: frontier
+model: tiny-qwen3
+repeats: 1
+order: stated
+server: {max_model_len: 2048, enforce_eager: true}
+experiments:
+  - name: e
+    vary: {gpu_memory_utilization: [0.5, 0.4, 0.3, 0.6]}
+    points: [{parallel: 1, number: 1}]
+"""
+
+
+def test_what_another_run_settles_is_not_started_and_says_by_which(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(run: PlannedRun, tried: int) -> str:
+        return "ok" if run.cell.label.endswith("0.6") else "refused"
+
+    began = ending_with(monkeypatch, outcome)
+    monkeypatch.setattr(
+        sweep,
+        "finished",
+        lambda home, cell, uuid, how: Finished(uuid, cell, how, "no_memory_for_cache_blocks"),
+    )
+    context = make(1, REFUSALS)
+    results = {r.label: r for r in measure_round(context)}
+    assert began == ["e/gpu_memory_utilization=0.5", "e/gpu_memory_utilization=0.6"]
+    known = results["e/gpu_memory_utilization=0.3"]
+    assert (known.outcome, known.as_expected) == ("infeasible", False)
+    sealed = bundle.load(context.measuring.home.bundles / known.run_uuid)
+    assert "refused at gpu_memory_utilization 0.5 already" in str(sealed.manifest["message"])
+
+
+def test_a_budget_buys_whole_runs_and_ends_cleanly(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok")
+    context = make(1)
+    first = next(context.plan.runs())
+    minutes = 2.5 * first.planned.estimate_s / 60
+    context = replace(context, budget_minutes=minutes)
+    results = measure_round(context)
+    assert len(began) == 2
+    state = sweep._verdict(context, results)
+    assert state.is_completed()
+    assert "3 not measured (the budget of" in (state.message or "")
+
+
+def test_a_round_without_stated_order_is_shuffled_by_its_seed(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok")
+    context = make(1)
+    measure_round(context)
+    assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
+    assert context.round.seed is not None
