@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.commands.planning import JsonOption, TargetOption
 from flows.output import emit_json, print_table, say
 from tasks.home import Home
+
+if TYPE_CHECKING:
+    from tasks.launch.services import Endpoints
 
 PortOption = Annotated[
     int | None, typer.Option(min=1, max=65535, help="port to listen on; default: a free one")
@@ -20,7 +23,7 @@ def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     group = typer.Typer(
         name="services",
-        help="The embedded Prefect server, Polyaxon server and supervisor.",
+        help="The embedded Prefect server, Polyaxon server, supervisor and scheduler.",
         no_args_is_help=True,
     )
     group.command("up")(up)
@@ -35,6 +38,9 @@ def up(
 ) -> None:
     """Start what is not up and wait until it answers; safe to call again, and twice at once.
 
+    Where something is scheduled, the scheduler is one of the services: after a reboot this is all
+    that has to be called, by hand or at boot (flows/NIGHTS.md has the line for it).
+
     Example: `memsweep services up`
     """
     from tasks.launch import environments, services
@@ -42,12 +48,38 @@ def up(
     home = Home.find()
     environments.ensure(home, ("polyaxon-server",), progress=say)
     ports = services.Ports(prefect=prefect_port, polyaxon=polyaxon_port)
-    services.up(home, ports=ports, progress=say)
+    ends = services.up(home, ports=ports, progress=say)
+    _settle(home, ends)
     _show(home, json)
+
+
+def _settle(home: Home, ends: Endpoints) -> None:
+    """Close what killed flows and nights left open in Prefect, and give back what it has lost."""
+    from tasks import reconcile, schedules
+
+    reconcile.crash_dead_flows(home, ends.prefect_api_url, say)
+    reconcile.crash_dead_nights(home, ends.prefect_api_url, say)
+    if not schedules.schedules(home):
+        return
+    from flows.context import use
+    from flows.overview import scheduled
+
+    lost = {row["name"] for row in scheduled(home) if row["in_prefect"] is False}
+    if not lost:
+        return
+    use(home, ends)
+    from flows.deployment import deploy
+
+    for schedule in schedules.schedules(home):
+        if schedule.name in lost:
+            deploy(home, schedule)
+            say(f"{schedule.name}: scheduled again, Prefect had lost it")
 
 
 def down(json: JsonOption = False) -> None:
     """Stop runs in flight, end all services, and prove that no process and no port is left.
+
+    What is scheduled stays scheduled, but no night begins until `memsweep services up`.
 
     Example: `memsweep services down`
     """

@@ -1,0 +1,405 @@
+"""What is going on in a state folder, and what needs a hand: the data of `status`.
+
+Read from files and asked of the servers over HTTP, without importing Prefect or Polyaxon, so that
+the answer is there at once; with the services down it is what the files say. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from flows.shipped import shipped
+from tasks import notify, schedules
+from tasks.clock import Clock
+from tasks.files import read_json
+from tasks.glance import glance
+from tasks.home import Home
+from tasks.launch import services
+from tasks.launch.settings import run_outputs
+from tasks.plan.plan import Plan, make_plan
+from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, rounds_of
+from warehouse.errors import MemsweepError
+from warehouse.registry import Outcome
+
+#: How long a server may take to answer `status`, seconds.
+ANSWER_S = 2.0
+#: A night that has not begun so long after its time is late: the worker looks every 10 s, and
+#: starting a flow takes about as long on a busy machine.
+LATE_S = 60.0
+NEXT_TIMES = 3
+#: Nights and rounds that are told; all of them stand in their folders.
+NIGHTS_TOLD = 20
+ROUNDS_TOLD = 30
+#: Free disk below which a night may end early.
+LOW_DISK_BYTES = 2_000_000_000
+
+
+def overview(home: Home) -> dict[str, Any]:
+    """Return everything `status` tells, as JSON values."""
+    states = services.status(home)
+    ends = services.endpoints(home)
+    rounds = _rounds(home)
+    found: dict[str, Any] = {
+        "services": [
+            {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url} for s in states
+        ],
+        "schedules": scheduled(home),
+        "nights": _nights(home),
+        "running": [row for r in rounds_of(home) for row in _running(home, r, ends)],
+        "rounds": rounds,
+        "disk": _disk(home),
+        "quarantined": _quarantined(home),
+    }
+    found["needs"] = [asdict(need) for need in needs(home, found)]
+    return found
+
+
+# -- rounds ---------------------------------------------------------------------------------
+
+
+def _rounds(home: Home) -> list[dict[str, Any]]:
+    """Return the progress of the latest rounds, and of the newest of each sweep."""
+    every = rounds_of(home)
+    # `run` goes on with the newest round of a sweep; older ones stay as they are.
+    newest = {(r.sweep_name, r.sweep_sha256, r.target): r.id for r in every}
+    told = {r.id for r in every[-ROUNDS_TOLD:]} | set(newest.values())
+    return [
+        progress(home, round_) | {"newest": round_.id in newest.values()}
+        for round_ in every
+        if round_.id in told
+    ]
+
+
+def progress(home: Home, round_: Round) -> dict[str, Any]:
+    """Return a round's progress, counting only the cells its sweep has with the pins of today."""
+    found: dict[str, Any] = {
+        "round": round_.id,
+        "sweep": round_.sweep_name,
+        "target": round_.target,
+        "opened_at": round_.opened_at,
+        "pid": round_.holder(),
+        "runs": None,
+        "finished": None,
+        "unexpected": None,
+        "problem": None,
+    }
+    try:
+        plan = plan_of(home, round_)
+    except (MemsweepError, OSError) as error:
+        return found | {"problem": f"cannot be read: {error}"}
+    runs = [*plan.runs(), *plan.skipped()]
+    done = [(run, round_.sealed(run.cell.cell_key, run.repeat)) for run in runs]
+    finished = [
+        (run, state)
+        for run, state in done
+        if state is not None
+        # What another run settles is infeasible too: it is not measured unless that run goes.
+        and (state.outcome == Outcome.INFEASIBLE.value or not state.to_be_repeated)
+    ]
+    left_out = round_.left_out() - {(r.cell.cell_key, r.repeat) for r, _ in finished}
+    unexpected = [run for run, state in finished if not run.planned.as_expected(str(state.outcome))]
+    return found | {
+        "runs": len(runs),
+        "finished": len(finished) + len(left_out),
+        "unexpected": len(unexpected),
+    }
+
+
+def plan_of(home: Home, round_: Round) -> Plan:
+    """Return the plan of a round's sweep with the pins of today."""
+    return make_plan(round_.sweep(), _surroundings(home, round_.target), night=round_.is_night)
+
+
+@cache
+def _surroundings(home: Home, target: str) -> Any:
+    from flows.context import surroundings
+
+    return surroundings(home, target)
+
+
+# -- what runs now --------------------------------------------------------------------------
+
+
+def _running(
+    home: Home, round_: Round, ends: services.Endpoints | None
+) -> Iterator[dict[str, Any]]:
+    """Yield the runs of a round that are not collected yet, each with where it is."""
+    pid = round_.holder()
+    open_runs = [s for s in round_.states() if s.run_uuid and not s.manifest_sha256]
+    if not open_runs:
+        return
+    labels: dict[str, str] = {}
+    with contextlib.suppress(MemsweepError, OSError):
+        labels = {run.cell.cell_key: run.cell.label for run in plan_of(home, round_).runs()}
+    for state in open_runs:
+        phase, point, since = _phase(home, state)
+        yield {
+            "round": round_.id,
+            "label": labels.get(state.cell_key, state.cell_key[:12]),
+            "repeat": state.repeat,
+            "run_uuid": state.run_uuid,
+            "phase": phase,
+            "load_point": point,
+            "since": since or state.at,
+            "pid": pid,
+            **_as_polyaxon_says(ends, str(state.run_uuid)),
+        }
+
+
+def _phase(home: Home, state: RepeatState) -> tuple[str, int | None, str | None]:
+    """Return the phase the run marked itself, its load point, and since when."""
+    outputs = run_outputs(home, str(state.run_uuid))
+    seen = glance(outputs)
+    if seen.phase is None:
+        return "queue", None, None
+    marks = (read_json(outputs / "phases.json") or {}).get("phases") or [{}]
+    clock = Clock.read(outputs / "clock.json")
+    since = clock.utc(marks[-1].get("start_s")) if clock else None
+    return seen.phase, seen.load_point, since
+
+
+def _as_polyaxon_says(ends: services.Endpoints | None, run_uuid: str) -> dict[str, Any]:
+    """Return status and what the run waits for; its client would take seconds to import."""
+    unknown = {"status": None, "pending": None}
+    if ends is None:
+        return unknown
+    url = f"{ends.polyaxon_host}/api/v1/default/memsweep/runs/{run_uuid.replace('-', '')}"
+    value = _ask("GET", url)
+    return {key: value.get(key) for key in unknown} if isinstance(value, dict) else unknown
+
+
+# -- schedules and nights -------------------------------------------------------------------
+
+
+def scheduled(home: Home) -> list[dict[str, Any]]:
+    """Return what is scheduled, with what Prefect says about it where it can be asked."""
+    ends = services.endpoints(home)
+    api_url = ends.prefect_api_url if ends else None
+    return [
+        {
+            "name": one.name,
+            "sweep": one.sweep,
+            "target": one.target,
+            "cron": one.cron,
+            "timezone": one.timezone,
+            "next_times": [_utc(moment) for moment in one.next_times(NEXT_TIMES)],
+            "max_late_hours": one.max_late_hours,
+            "budget_minutes": one.budget_minutes,
+            "webhook": notify.shown(one.webhook) if one.webhook else one.webhook_env,
+            "directory": one.directory,
+            **_as_prefect_says(one.name, api_url),
+        }
+        for one in schedules.schedules(home)
+    ]
+
+
+def _as_prefect_says(name: str, api_url: str | None) -> dict[str, Any]:
+    """Return whether the deployment is there and active, and which of its nights are overdue."""
+    unknown: dict[str, Any] = {"in_prefect": None, "paused": None, "late": []}
+    if api_url is None:
+        return unknown
+    deployment = _ask("GET", f"{api_url}/deployments/name/{schedules.FLOW}/{name}")
+    if not isinstance(deployment, dict):
+        return unknown if deployment is None else unknown | {"in_prefect": False}
+    wanted = {
+        "deployments": {"id": {"any_": [deployment["id"]]}},
+        "flow_runs": {
+            "state": {"type": {"any_": ["SCHEDULED"]}},
+            "expected_start_time": {
+                "before_": (datetime.now(UTC) - timedelta(seconds=LATE_S)).isoformat()
+            },
+        },
+        "sort": "EXPECTED_START_TIME_ASC",
+    }
+    late = _ask("POST", f"{api_url}/flow_runs/filter", wanted)
+    active = [one for one in deployment.get("schedules", []) if one.get("active")]
+    return {
+        "in_prefect": True,
+        "paused": bool(deployment.get("paused")) or not active,
+        "late": [_utc(datetime.fromisoformat(one["expected_start_time"])) for one in late]
+        if isinstance(late, list)
+        else [],
+    }
+
+
+def _ask(method: str, url: str, body: object = None) -> object:
+    """Return a server's JSON; ``None`` where it does not answer, ``False`` where it says no."""
+    try:
+        answer = httpx.request(method, url, json=body, timeout=ANSWER_S, trust_env=False)
+        return answer.json() if answer.is_success else False
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def _utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _nights(home: Home) -> list[dict[str, Any]]:
+    """Return the latest nights, newest first."""
+    return [
+        {
+            "night": one.night,
+            "sweep": one.sweep,
+            "target": one.target,
+            "verdict": "going" if one.goes_on else "died" if one.died else one.verdict,
+            "message": one.message,
+            "began_at": one.began_at,
+            "ended_at": one.ended_at,
+            "round": one.round,
+            "flow_run_id": one.flow_run_id,
+            "pid": one.pid if one.goes_on else None,
+            "webhook": one.webhook,
+        }
+        for one in schedules.nights(home)[:NIGHTS_TOLD]
+    ]
+
+
+# -- the rest -------------------------------------------------------------------------------
+
+
+def _disk(home: Home) -> dict[str, Any]:
+    place = next(path for path in (home.root, *home.root.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    return {"free_bytes": free, "low": free < LOW_DISK_BYTES}
+
+
+def _quarantined(home: Home) -> list[dict[str, Any]]:
+    """Return the refused bundles, the latest refusal of each."""
+    latest: dict[str, dict[str, Any]] = {}
+    for note in sorted(home.quarantine.glob("*/reason.json")):
+        facts = read_json(note) or {}
+        bundle = str(facts.get("path") or note.parent.name)
+        latest[bundle] = {"bundle": bundle, "reason": str(facts.get("reason"))}
+    return list(latest.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that does not go on by itself, and the command for it."""
+
+    what: str
+    command: str
+
+
+def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
+    """Return what needs a hand, most urgent first, each with what to type."""
+    return [
+        *_needs_of_services(found),
+        *_needs_of_schedules(found["schedules"]),
+        *_needs_of_nights(home, found["nights"]),
+        *_needs_of_rounds(home, found["rounds"]),
+        *_needs_of_runs(found["running"]),
+        *_needs_of_the_disk(home, found),
+    ]
+
+
+def _needs_of_services(found: Mapping[str, Any]) -> Iterator[Need]:
+    states = {one["name"]: one["state"] for one in found["services"]}
+    up = [name for name, state in states.items() if state != "down"]
+    down = [name for name, state in states.items() if state == "down"]
+    if found["schedules"] and states.get("scheduler") == "down":
+        yield Need("nights are scheduled, but the scheduler is down", "memsweep services up")
+    elif up and down:
+        yield Need(f"{', '.join(down)} died while {', '.join(up)} run", "memsweep services up")
+
+
+def _needs_of_schedules(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    for row in rows:
+        if row["in_prefect"] is False:
+            yield Need(f"{row['name']}: Prefect has lost its schedule", "memsweep services up")
+        elif row["paused"]:
+            again = f"memsweep schedule {row['sweep']} --cron '{row['cron']}'"
+            if row["timezone"] != "UTC":
+                again += f" --timezone {row['timezone']}"
+            yield Need(f"{row['name']}: its schedule was paused in Prefect", again)
+        if row["late"]:
+            yield Need(
+                f"{row['name']}: {len(row['late'])} nights are late, first {row['late'][0]}",
+                "memsweep services status",
+            )
+
+
+def _needs_of_nights(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    """Yield the latest night of each sweep where it was not as it should be."""
+    told: set[object] = set()
+    for row in rows:
+        if row["verdict"] == "skipped" or row["sweep"] in told:
+            continue  # another night measured then
+        told.add(row["sweep"])
+        what = f"night {row['night']} of {row['sweep']}: {row['verdict']}"
+        if row["message"]:
+            what += f" - {row['message'][:200]}"
+        schedule = schedules.find(home, str(row["sweep"]))
+        match row["verdict"]:
+            case "missed" if schedule is not None:
+                yield Need(what, f"memsweep run {_call(schedule.sweep, schedule.target)} --fresh")
+            case "failed" | "regression" if row["round"]:
+                yield Need(what, f"memsweep compare {row['sweep']}@{row['round']}")
+            case "failed" | "died" | "stopped":
+                log = schedules.log_file(home, str(row["flow_run_id"]))
+                yield Need(what, f"tail -n 40 {log}")
+        if row["webhook"] not in (None, "sent"):
+            yield Need(f"night {row['night']}: {row['webhook']}", "memsweep schedule --list")
+
+
+def _needs_of_rounds(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    for row in rows:
+        if row["problem"]:
+            yield Need(f"{row['round']}: {row['problem']}", f"ls {home.rounds / row['round']}")
+        elif row["finished"] != row["runs"] and row["pid"] is None and row["newest"]:
+            left = row["runs"] - row["finished"]
+            yield Need(
+                f"{row['round']}: unfinished, {left} of {row['runs']} runs are missing",
+                f"memsweep run {_call(_sweep_of(home, row), row['target'])}",
+            )
+
+
+def _sweep_of(home: Home, row: Mapping[str, Any]) -> str:
+    """Return what to call `run` with to go on with a round: its name, else the round's own copy."""
+    name = str(row["sweep"])
+    schedule = schedules.find(home, name)
+    text = (home.rounds / row["round"] / "sweep.yaml").read_text(encoding="utf-8")
+    candidates = {name: shipped().get(name)}
+    if schedule is not None and schedule.sweep not in candidates:
+        candidates[schedule.sweep] = Path(schedule.sweep)
+    for call, path in candidates.items():
+        with contextlib.suppress(OSError):
+            if path is not None and path.read_text(encoding="utf-8") == text:
+                return call
+    return str(home.rounds / row["round"] / "sweep.yaml")
+
+
+def _call(sweep: str, target: str) -> str:
+    return sweep if target == DEFAULT_TARGET else f"{sweep} --target {target}"
+
+
+def _needs_of_runs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    for row in rows:
+        if row["pending"] == "approval":
+            yield Need(
+                f"{row['label']}: its run waits for approval in Polyaxon",
+                f"polyaxon ops approve -uid {row['run_uuid'].replace('-', '')}",
+            )
+
+
+def _needs_of_the_disk(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
+    if found["disk"]["low"]:
+        free = found["disk"]["free_bytes"] / 1e6
+        yield Need(f"{home.root}: only {free:,.0f} MB of disk are free", "memsweep prune")
+    if found["quarantined"]:
+        first = found["quarantined"][0]
+        yield Need(
+            f"{len(found['quarantined'])} bundles were refused by the warehouse, first "
+            f"{first['bundle']}: {first['reason']}",
+            "memsweep verify",
+        )

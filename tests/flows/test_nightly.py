@@ -1,0 +1,223 @@
+"""The policy of a night, its verdict and what it tells, without a Prefect server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled, Completed, Failed
+
+from flows import nightly
+from flows.nightly import Found, Webhook
+from tasks import notify, schedules
+from tasks.home import Home
+from tasks.plan.sweep import Sweep, parse_sweep
+from tasks.rounds import Round, open_round
+from tasks.schedules import Night
+from warehouse.errors import BadInput
+
+SWEEP = """
+name: small
+model: tiny-qwen3
+repeats: 1
+server: {max_model_len: 2048, kv_cache_memory_bytes: 16777216, enforce_eager: true}
+experiments:
+  - {name: e, points: [{parallel: 1, number: 1}]}
+"""
+LABEL = "2026-11-29T02-00-00Z"
+
+
+def sweep() -> Sweep:
+    return parse_sweep(SWEEP, where="x")
+
+
+@pytest.fixture
+def this(home: Home) -> Night:
+    """A night that is due now."""
+    label = schedules.label_of(datetime.now(UTC))
+    return replace(schedules.note_process(home, "f1"), sweep="small", target="local", night=label)
+
+
+def begin(home: Home, this: Night, *, most_late: float = 6.0) -> tuple[Found, State[str]]:
+    return nightly._night(home, this, "small", "local", most_late, None)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand for the measuring: the labels of the nights that got that far."""
+    labels: list[str] = []
+
+    def measure(home: Home, this: Night, *_: object) -> tuple[Found, State[str]]:
+        del home
+        labels.append(str(this.night))
+        return Found("ok", "1 of 1"), Completed(message="1 of 1")
+
+    monkeypatch.setattr(nightly, "_measure", measure)
+    return labels
+
+
+def test_a_night_in_time_is_measured_under_its_label(
+    home: Home, this: Night, measured: list[str]
+) -> None:
+    found, state = begin(home, this)
+    assert (found.verdict, state.is_completed()) == ("ok", True)
+    assert measured == [this.night]
+
+
+def test_a_night_that_is_too_late_is_missed_and_nothing_else(
+    home: Home, this: Night, measured: list[str]
+) -> None:
+    due = datetime.now(UTC) - timedelta(hours=6, minutes=1)
+    late = replace(this, night=schedules.label_of(due))
+    found, state = begin(home, late)
+    assert (found.verdict, state.name, state.is_failed()) == ("missed", "Missed", True)
+    assert "6.0 h late, at most 6 h" in found.message
+    assert measured == []
+    assert begin(home, late, most_late=7.0)[0].verdict == "ok"
+
+
+def test_a_night_that_overlaps_is_skipped_and_says_whom_it_found(
+    home: Home, this: Night, measured: list[str]
+) -> None:
+    schedules.save_night(home, replace(this, flow_run_id="f0", night=LABEL))
+    with schedules.only_night(home, "small", "f0"):
+        found, state = begin(home, this)
+    assert (found.verdict, state.name, state.is_cancelled()) == ("skipped", "Skipped", True)
+    assert f"night {LABEL} still goes on (process {this.pid})" in found.message
+    assert measured == []
+
+
+def test_a_night_gives_way_to_a_run_of_the_sweep(home: Home, this: Night) -> None:
+    round_, _ = open_round(home, sweep(), SWEEP, target="local", fresh=True)
+    nightly._refuse_while_measured(home, "small")
+    with round_.only_flow(), pytest.raises(schedules.StillGoing, match=f"{round_.id} is being"):
+        nightly._refuse_while_measured(home, "small")
+    del this
+
+
+def test_what_no_night_can_measure_is_a_failed_night_in_one_line(
+    home: Home, this: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> tuple[Found, State[str]]:
+        raise BadInput("sweep gone:\n  no such file")
+
+    monkeypatch.setattr(nightly, "_measure", measure)
+    found, state = begin(home, this)
+    assert (found.verdict, found.message) == ("failed", "sweep gone: no such file")
+    assert (state.name, state.is_failed()) == ("BadInput", True)
+
+
+def rounds(home: Home, *labels: str | None) -> list[Round]:
+    return [
+        open_round(home, sweep(), SWEEP, target="local", fresh=True, label=label)[0]
+        for label in labels
+    ]
+
+
+def test_the_night_before_is_the_latest_earlier_night_and_no_run(home: Home) -> None:
+    nights = rounds(home, "2026-11-27T02-00-00Z", LABEL, None, "2026-11-28T02-00-00Z")
+    mine = nights[1]
+    before = nightly.night_before(nights, mine)
+    assert before is not None
+    assert before.label == "2026-11-28T02-00-00Z"
+    assert nightly.night_before(nights, nights[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "worse", "verdict", "name"),
+    [
+        (Completed(message="m"), [], "ok", "Completed"),
+        (Completed(message="m"), ["fewer tokens"], "regression", "Regression"),
+        (Failed(name="NotAsExpected", message="m"), [], "failed", "NotAsExpected"),
+        (Failed(name="NotAsExpected", message="m"), ["fewer"], "failed", "NotAsExpected"),
+        (Cancelled(message="m"), ["fewer"], "stopped", "Cancelled"),
+    ],
+)
+def test_the_verdict(
+    home: Home,
+    this: Night,
+    monkeypatch: pytest.MonkeyPatch,
+    state: State[str],
+    worse: list[str],
+    verdict: str,
+    name: str,
+) -> None:
+    rounds(home, this.night)
+    rows = [{"message": text} for text in worse]
+    monkeypatch.setattr(nightly, "_looked_up", lambda *_: ([], rows))
+    found, after = nightly._judged(home, this, sweep(), state)
+    assert (found.verdict, after.name) == (verdict, name)
+    assert list(found.regressions) == rows
+    assert found.counts == {"runs": 1, "measured": 0, "unexpected": 0}
+    assert found.round is not None
+    assert found.round.label == this.night
+
+
+@pytest.mark.parametrize("verdict", ["ok", "failed", "regression", "missed", "skipped", "stopped"])
+def test_a_webhook_is_told_what_is_not_well(verdict: Any) -> None:
+    asked = Webhook("http://h/x", None, always=False)
+    assert asked.wants(verdict) == (verdict not in ("ok", "stopped"))
+    assert Webhook("http://h/x", None, always=True).wants(verdict)
+    assert not Webhook(None, None, always=True).wants(verdict)
+
+
+def test_a_webhooks_variable_that_is_not_set_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
+    told = Webhook(None, "NO_SUCH_HOOK", always=False).post({})
+    assert "NO_SUCH_HOOK is not set" in told
+
+
+CELL: dict[str, Any] = {
+    "label": "e", "repeat": 1, "outcome": "oom", "expect": None, "as_expected": False,
+    "run_uuid": "00000000-0000-4000-8000-000000000001", "message": "out of memory",
+    "metrics": {"kv_cache_size_tokens": {"predicted": 8192.0, "measured": None}},
+}  # fmt: skip
+
+
+def test_what_the_webhook_gets(home: Home, this: Night) -> None:
+    (round_,) = rounds(home, this.night)
+    counts = {"runs": 1, "measured": 1, "unexpected": 1}
+    found = Found("failed", "0 of 1", round_, [CELL], counts, [{"message": "e: outcome"}])
+    told = nightly._document(home, this, found)
+    assert list(told) == [
+        "format", "night", "sweep", "target", "verdict", "message", "began_at", "ended_at", "round",
+        "flow_run_id", "counts", "unexpected", "regressions", "state_folder", "commands",
+    ]  # fmt: skip
+    assert told["unexpected"] == [
+        {
+            "label": "e", "repeat": 1, "outcome": "oom", "run_uuid": CELL["run_uuid"],
+            "message": "out of memory", "expected": "ok",
+        }
+    ]  # fmt: skip
+    assert told["commands"] == [
+        "memsweep status",
+        f"memsweep compare small@{round_.id}",
+        f"memsweep show {CELL['run_uuid']}",
+    ]
+
+
+def test_the_summary_holds_links_and_no_data(home: Home, this: Night) -> None:
+    row = nightly.table_row(home, CELL, "http://p")
+    assert row["Polyaxon"] == ("http://p/ui/default/memsweep/runs/00000000000040008000000000000001")
+    assert (row["KV tokens predicted"], row["KV tokens measured"]) == ("8,192", "")
+    assert row["as expected"] == "NO"
+    text = nightly.page(home, this, Found("missed", "7 h late"))
+    assert "7 h late" in text
+    assert "none was measured" in text
+
+
+def test_neither_summary_nor_webhook_fails_a_night(
+    home: Home, this: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("Prefect is away")
+
+    monkeypatch.setattr(nightly, "create_markdown_artifact", broken)
+    monkeypatch.setattr(notify, "post", lambda *_: "webhook http://h/…: it answered 500")
+    nightly._end(home, this, Found("failed", "m"), Webhook("http://h/x", None, always=False))
+    (kept,) = schedules.nights(home)
+    assert (kept.verdict, kept.webhook) == ("failed", "webhook http://h/…: it answered 500")
+    assert kept.ended_at is not None
