@@ -6,6 +6,7 @@ All read the published snapshot, so they never wait for a sweep and no sweep wai
 from __future__ import annotations
 
 import csv
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +23,31 @@ CsvOption = Annotated[bool, typer.Option("--csv", help="CSV on stdout")]
 ParquetOption = Annotated[
     Path | None, typer.Option("--parquet", metavar="FILE", help="write a Parquet file")
 ]
-RowsOption = Annotated[int, typer.Option("--max-rows", min=1, help="rows returned at most")]
+#: Beyond this a number of rows is a slip of the hand; databases take no number of any size.
+MOST_ROWS = 10**9
+#: A day: longer than any query, and short enough for every clock.
+LONGEST_S = 86_400.0
+
+
+def _number_of_seconds(value: float) -> float:
+    """Refuse not-a-number, which is neither below the least nor above the most."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is no number of seconds")
+    return value
+
+
+RowsOption = Annotated[
+    int, typer.Option("--max-rows", min=1, max=MOST_ROWS, help="rows returned at most")
+]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="seconds a query may take")
+    float,
+    typer.Option(
+        "--timeout",
+        min=0.1,
+        max=LONGEST_S,
+        callback=_number_of_seconds,
+        help="seconds a query may take",
+    ),
 ]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="a UUID, a unique prefix of one, or latest")
@@ -58,7 +81,9 @@ def runs(
     setting: Annotated[str | None, _option("of the setting whose key begins so")] = None,
     since: Annotated[str | None, _option("begun at or after this date or time, UTC")] = None,
     until: Annotated[str | None, _option("begun before this date or time, UTC")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="the newest so many")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MOST_ROWS, help="the newest so many")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List past runs, newest first.
@@ -117,6 +142,11 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     )
     _print_rows(
         "derived", shown["derivations"], ("load_point", "metric", "value", "reason", "formula")
+    )
+    _print_rows(
+        "load points",
+        shown["load_points"],
+        ("load_point", "parallel", "asked_requests", "state", "error", "requests_sha256"),
     )
     checks = [row | {"state": _check_state(row)} for row in shown["validity"]]
     _print_rows("checks", checks, ("load_point", "check_name", "kind", "state", "detail"))
@@ -290,13 +320,21 @@ def compare(
             help="exit 1 when it holds: METRIC>5%, METRIC<-1%, METRIC!=0, outcome, alarms",
         ),
     ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="published",
+            help="published: what the sweep's documents print, beside prediction and own runs",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show cells with prediction and measurement, or two sets of runs against each other.
 
     No argument: the newest round. One: its cells side by side. Two: cells are aligned by setting;
     what differs in pins and settings comes first, then every change with its confidence interval
-    over repeats, or how large a change would have shown.
+    over repeats, or how large a change would have shown. A sweep --with published needs no run.
 
     Example: `memsweep compare 0.27.0 0.32.0 --fail-on "kv_cache_size_tokens<-1%"`
     """
@@ -305,6 +343,9 @@ def compare(
     from warehouse.difference import compare as differ
     from warehouse.difference import parse_rule
 
+    if beside is not None:
+        _compare_published(a, b, beside, more=bool(fail_on or unlike), json=json)
+        return
     if b is None and (fail_on or unlike):
         raise BadInput("--fail-on and --unlike need two sets: memsweep compare A B")
     rules = [parse_rule(text) for text in fail_on or []]
@@ -324,6 +365,19 @@ def compare(
             f"{len(found['broken_rules'])} times a --fail-on rule holds, the first: "
             f"{first['rule']}: {first['label']}: {first['what']}"
         )
+
+
+def _compare_published(
+    a: str | None, b: str | None, beside: str, *, more: bool, json: bool
+) -> None:
+    if beside != "published" or b is not None or more:
+        raise BadInput(
+            "--with: wanted published, with one sweep or round and without --fail-on and --unlike: "
+            "memsweep compare SWEEP --with published"
+        )
+    from flows.commands.published import compare_published
+
+    compare_published(a, json=json)
 
 
 def _show_cells(connection: Any, chosen: Any, *, json: bool) -> None:

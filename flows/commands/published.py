@@ -11,6 +11,7 @@ from flows.output import count, emit_json, print_table, say
 from flows.shipped import find_sweep, published, with_published
 from tasks.home import Home
 from tasks.plan import gpus
+from tasks.plan.calibration import GIB
 from tasks.plan.plan import Plan, Surroundings, make_plan
 from tasks.plan.published import (
     POOL_FREE,
@@ -28,6 +29,18 @@ from tasks.plan.sweep import parse_sweep
 from warehouse.compare import Selection
 from warehouse.errors import BadInput
 from warehouse.published import Measured
+
+_COLUMNS = (
+    "cell",
+    "prompt × parallel",
+    "metric",
+    "published",
+    "predicted",
+    "measured",
+    "off",
+    "verdict",
+)
+_SIZES = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +237,7 @@ def _show(found: Mapping[str, Any]) -> None:
     rows = [
         [
             cell["label"],
-            None if figure["load_point"] is None else f"[{figure['load_point']}]",
+            _point(figure["point"]),
             figure["metric"],
             ("about " if figure["about"] else "") + figure["printed"],
             _predicted(figure),
@@ -237,7 +250,16 @@ def _show(found: Mapping[str, Any]) -> None:
     ]
     place = f"vLLM {told['engine_version']}, {told['gpu'] or 'no GPU'}"
     title = f"{found['sweep']}: published figures ({place})"
-    columns = ("cell", "point", "metric", "published", "predicted", "measured", "off", "verdict")
+    columns = (
+        "cell",
+        "prompt × parallel",
+        "metric",
+        "published",
+        "predicted",
+        "measured",
+        "off",
+        "verdict",
+    )
     print_table(title, columns, rows)
     for cell in found["cells"]:
         _say_cell(cell)
@@ -261,6 +283,10 @@ def _say_cell(cell: Mapping[str, Any]) -> None:
             )
 
 
+def _point(point: Mapping[str, int] | None) -> str | None:
+    return None if point is None else f"{point['prompt_tokens']:,} × {point['parallel']}"
+
+
 def _predicted(figure: Mapping[str, Any]) -> str | None:
     ends = [_number(figure[end], figure["unit"]) for end in ("predicted_low", "predicted_high")]
     low, high = ends
@@ -280,7 +306,8 @@ def _number(value: float | None, unit: str) -> str | None:
     if value is None:
         return None
     if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.6g} MiB"
+        size, name = next((s, n) for s, n in _SIZES if abs(value) >= s or s == 1)
+        return f"{value / size:,.6g} {name}" if size < GIB else f"{value / size:,.2f} {name}"
     if unit == "ratio":
         return f"{value:.4f}"
     if unit in ("tokens", "blocks", "requests", "count"):

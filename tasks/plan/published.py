@@ -447,6 +447,7 @@ def document(figure: Figure, arithmetic: Arithmetic, index: int | None) -> dict[
     span, predicted = figure.span, arithmetic.predicted(figure.metric, index)
     return {
         "load_point": index,
+        "point": None if figure.point is None else figure.point.model_dump(),
         "metric": figure.metric,
         "unit": figure.unit,
         "printed": figure.printed,

@@ -88,10 +88,16 @@ def test_a_plan_takes_less_than_two_seconds(
     assert time.process_time() - began < 2
 
 
-def test_what_is_unresolved_is_not_run(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "run", "memory-utilization", "--target", "a10.yaml")
+@pytest.mark.parametrize("where", ["a10.yaml", "local"])
+def test_what_is_unresolved_is_not_run(
+    where: str, capsys: pytest.CaptureFixture[str], here: Path
+) -> None:
+    """Test that it is said before an environment is made or a service started."""
+    code, _, err = run(capsys, "run", "memory-utilization", "--target", where)
     assert code == 2
+    assert "unresolved" in err
     assert len(err.strip().splitlines()) == 1
+    assert not (here / "state").exists()
 
 
 def test_published_beside_predicted_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
