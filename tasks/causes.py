@@ -6,14 +6,14 @@ access) never is, even where Kubernetes uses the same word for both: there the m
 
 | cause | Polyaxon's or Kubernetes' reason | not when |
 |---|---|---|
-| `image_pull` | ErrImagePull, ImagePullBackOff, RegistryUnavailable | the image is not there or not ours |
+| `image_pull` | ErrImagePull, ImagePullBackOff, RegistryUnavailable | it is not there or not ours |
 | `no_node_free` | Unschedulable, FailedScheduling | no resource is called insufficient |
 | `node_lost` | NodeLost, NodeShutdown, NodeNotReady, NodeUnreachable, pod collection, taints | |
-| `evicted` | Evicted, EvictionByEvictionAPI, TerminationByKubelet | the pod exceeded a limit of its own |
+| `evicted` | Evicted, EvictionByEvictionAPI, TerminationByKubelet | the pod exceeded a limit |
 | `preempted` | Preempted, Preempting, PreemptionByScheduler | |
 | `network` | NetworkNotReady, FailedCreatePodSandBox | |
 | `lost` | Lost: the local supervisor's, for a run that ended while nobody watched | |
-| `hub_unreachable` | the engine's log: a download from the model's hub failed | it was to be offline |
+| `hub_unreachable` | the engine's log: a download from the hub failed | it was to be offline |
 | `port_in_use` | the engine's log: another process took the port between choice and start | |
 
 DeadlineExceeded, Timeout, OOMKilled, Error, BackOff, CrashLoopBackOff, CreateContainerConfigError

@@ -46,9 +46,7 @@ RAN: Told = ("running", None, None)
         ("failed", [RAN, ("failed", "Lost", "ended while no supervisor watched")], "lost"),
     ],
 )
-def test_a_cause_outside_the_cell_is_named(
-    status: str, conditions: list[Told], cause: str
-) -> None:
+def test_a_cause_outside_the_cell_is_named(status: str, conditions: list[Told], cause: str) -> None:
     assert transient_cause(view(status, *conditions), None, None) == cause
 
 
@@ -116,8 +114,8 @@ def test_the_engines_log_decides_before_polyaxon(
 ) -> None:
     assert transient_cause(EVICTED, {"observed": "crashed"}, failure, text) == cause
 
+
 def test_what_a_signal_leaves_in_the_log_explains_nothing() -> None:
     end = {"observed": "interrupted"}
     assert transient_cause(EVICTED, end, "terminated_by_signal") == "evicted"
     assert transient_cause(EVICTED, end, "oom_serving") is None
-

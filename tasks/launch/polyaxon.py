@@ -4,28 +4,30 @@ What it works around, all seen with 2.18.0: the client has no deadline of its ow
 nothing; SQLite's "database is locked" of the embedded server arrives as 405 on POST; a log that
 was read early stays cut unless ``force`` is asked for; status posts are sent in the background,
 where an error is lost; filters compare what looks like a number as a number and then miss the
-stored string; every error prints a banner.
+stored string; every error prints a banner; certificates are not verified unless it is told to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import logging
 import re
 import shutil
+import ssl
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import tenacity
 
 from tasks.launch import port
-from tasks.launch.port import Condition, RunUnknown, RunView
+from tasks.launch.port import AccessRefused, Condition, RunUnknown, RunView
 from warehouse.errors import CannotFindOut, ServiceDown
 
 T = TypeVar("T")
@@ -41,16 +43,46 @@ LOOK_AGAIN_S = 2.0
 STALE_FETCH_S = 3600.0
 #: One call of the port, repeats included, may take this long by default.
 CALL_S = 60.0
+#: One answer that streams (a log, an archive) may pause this long.
+STREAM_S = 60.0
+#: An answer that cannot be read may have been cut off; after so many of them it is what is sent.
+UNREADABLE_TIMES = 4
 _PAGE = 100
 #: Values a filter finds again: no number, no sign that has a meaning in the query language.
 _FILTERABLE = re.compile(r"(?=.*[a-z])[a-z0-9_]+")
 #: What a run that may have left something went through.
 _RAN = frozenset({"running", "processing"})
+_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 _NOISY = ("polyaxon", "polyaxon.cli", "urllib3.connectionpool")
 
 
 class _Transient(Exception):
-    """A fault after which the same request may be sent again."""
+    """A fault after which the same request may be sent again; ``after_s`` as the server asks."""
+
+    after_s: float = 0.0
+
+
+class _Unreadable(_Transient):
+    """An answer of the right status that is not what it should be."""
+
+
+class _Wait(tenacity.wait.wait_base):
+    """Longer from time to time with some jitter, and never less than the server asked for."""
+
+    _own = tenacity.wait_exponential_jitter(multiplier=0.1, max=3.0, jitter=0.2)
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        fault = retry_state.outcome.exception() if retry_state.outcome else None
+        asked = fault.after_s if isinstance(fault, _Transient) else 0.0
+        return max(asked, self._own(retry_state))
+
+
+class _Hopeless(tenacity.stop.stop_base):
+    """Answers that could not be read one after another."""
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        fault = retry_state.outcome.exception() if retry_state.outcome else None
+        return isinstance(fault, _Unreadable) and retry_state.attempt_number >= UNREADABLE_TIMES
 
 
 class PolyaxonClient:
@@ -63,10 +95,22 @@ class PolyaxonClient:
         owner: str = "default",
         project: str = "memsweep",
         token: str | None = None,
+        verify: bool = True,
+        ca_file: Path | None = None,
+        managed_by: Literal["cli", "agent"] = "cli",
+        request_s: float = REQUEST_S,
         call_s: float = CALL_S,
+        sync_s: float = 0.0,
     ) -> None:
+        """Make a client of one project.
+
+        ``verify`` and ``ca_file`` (else the system's) are for TLS; ``managed_by`` says who executes
+        runs: a supervisor of ours or the server's agent; ``request_s`` and ``call_s`` bound one
+        request and one call with its repeats; ``sync_s`` is :attr:`PolyaxonPort.sync_s`.
+        """
         for name in _NOISY:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        from polyaxon._constants.globals import NO_AUTH
         from polyaxon._schemas.client import ClientConfig
         from polyaxon.client import PolyaxonClient as HttpClient
 
@@ -74,14 +118,24 @@ class PolyaxonClient:
         self._owner = owner
         self._project = project
         self._call_s = call_s
+        self._managed_by = managed_by
+        self._sync_s = sync_s
         self._local = urlsplit(self._host).hostname in {"127.0.0.1", "localhost", "::1"}
+        self._tls = ssl.create_default_context(cafile=ca_file) if verify else False
 
         def client(request_s: float) -> Any:
-            config = ClientConfig(host=self._host, token=token, timeout=request_s, retries=0)
-            return HttpClient(config=config, token=token)
+            config = ClientConfig(
+                host=self._host,
+                timeout=request_s,
+                retries=0,
+                verify_ssl=verify,
+                ssl_ca_cert=None if ca_file is None else str(ca_file),
+            )
+            # Without a word for it, a token found in the environment goes to whatever host this is.
+            return HttpClient(config=config, token=token or NO_AUTH)
 
-        self._client = client(min(REQUEST_S, call_s))
-        self._creating = client(CREATE_S)
+        self._client = client(min(request_s, call_s))
+        self._creating = client(max(request_s, CREATE_S))
 
     @property
     def host(self) -> str:
@@ -94,6 +148,10 @@ class PolyaxonClient:
     @property
     def project(self) -> str:
         return self._project
+
+    @property
+    def sync_s(self) -> float:
+        return self._sync_s
 
     def check(self) -> dict[str, str]:
         told = self._call(
@@ -121,6 +179,36 @@ class PolyaxonClient:
 
         self._call(f"make project {self._project}", look_or_create)
 
+    def has_project(self) -> bool:
+        """Tell whether the project is there."""
+
+        def look() -> bool:
+            try:
+                self._client.projects_v1.get_project(self._owner, self._project)
+            except Exception as error:
+                if _http_status(error) == 404:
+                    return False
+                raise
+            return True
+
+        return self._call(f"look for project {self._project}", look)
+
+    def queues(self) -> list[str] | None:
+        """Return the queues of the owner, each as ``agent/queue``; ``None`` where none are told."""
+
+        def look() -> list[str] | None:
+            try:
+                told = self._client.queues_v1.list_organization_queue_names(
+                    self._owner, no_page=True
+                )
+            except Exception as error:
+                if _http_status(error) in {404, 405}:  # only the commercial server has queues
+                    return None
+                raise
+            return [f"{one.agent}/{one.name}" for one in told.results or []]
+
+        return self._call("list queues", look)
+
     def find(self, meta: dict[str, str]) -> list[RunView]:
         filters = [
             f"meta_info.{key}:{value}"
@@ -129,12 +217,13 @@ class PolyaxonClient:
         ]
         return [
             run
-            for run in self._list(",".join(filters) or "managed_by:cli")
+            for run in self._list(",".join(filters) or f"managed_by:{self._managed_by}")
             if all(run.meta_info.get(key) == value for key, value in meta.items())
         ]
 
     def active(self) -> list[RunView]:
-        runs = self._list("managed_by:cli,status:" + "|".join(port.LIVE_STATUSES))
+        statuses = "|".join(port.LIVE_STATUSES)
+        runs = self._list(f"managed_by:{self._managed_by},status:{statuses}")
         return [run for run in runs if port.META_MARK in run.meta_info]
 
     def create(self, *, operation: dict[str, object], name: str, meta: dict[str, str]) -> RunView:
@@ -150,7 +239,10 @@ class PolyaxonClient:
             if tries > 1 and (found := self._find_soon(marked)):
                 return found
             created = self._run(None, self._creating).create(
-                content=operation, name=name, managed_by=ManagedBy.CLI, meta_info=marked
+                content=operation,
+                name=name,
+                managed_by=ManagedBy(self._managed_by),
+                meta_info=marked,
             )
             if tries > 1 and (found := self._find_soon(marked)):
                 return found
@@ -223,7 +315,7 @@ class PolyaxonClient:
         last_file: str | None = None
         while True:
             parameters = {"force": "true", **({"last_file": last_file} if last_file else {})}
-            page = self._streams(run, "logs", parameters).json()
+            page = self._streams(run, "logs", parameters)
             lines += [str(line.get("value", "")) for line in page.get("logs") or []]
             files = page.get("files") or []
             if not page.get("last_file") or page["last_file"] == (files or [None])[-1]:
@@ -275,7 +367,7 @@ class PolyaxonClient:
 
     def _tree(self, run: Any, path: str) -> tuple[list[str], list[str]] | None:
         """Return names of files and folders of the run, None when they could not be listed."""
-        told = self._streams(run, "artifacts/tree", {"path": path}).json()
+        told = self._streams(run, "artifacts/tree", {"path": path})
         # A listing that failed is answered with 200, empty lists and the fault beside them.
         if not isinstance(told, dict) or told.get("error") or "files" not in told:
             return None
@@ -315,7 +407,10 @@ class PolyaxonClient:
     def _streams(
         self, run: Any, what: str, parameters: dict[str, str], *, save_to: Path | None = None
     ) -> Any:
-        """GET from the streams API, which the client can only ask without ``force``."""
+        """GET from the streams API, which the client can only ask without ``force``.
+
+        Returns the JSON of the answer, or writes it to ``save_to`` and returns ``None``.
+        """
         import httpx
 
         url = (
@@ -324,9 +419,15 @@ class PolyaxonClient:
         )
         headers = self._client.config.get_full_headers(headers={})
 
-        def get() -> httpx.Response:
+        def get() -> Any:
             with httpx.stream(
-                "GET", url, params=parameters, headers=headers, timeout=60, trust_env=False
+                "GET",
+                url,
+                params=parameters,
+                headers=headers,
+                timeout=STREAM_S,
+                trust_env=False,
+                verify=self._tls,
             ) as response:
                 if save_to is not None and response.is_success:
                     with save_to.open("wb") as file:
@@ -335,7 +436,7 @@ class PolyaxonClient:
                 else:
                     response.read()
                 response.raise_for_status()
-                return response
+                return response.json() if save_to is None else None
 
         return self._call(f"read the {what} of run {port.canonical_uuid(run.run_uuid)}", get)
 
@@ -348,16 +449,25 @@ class PolyaxonClient:
 
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),
-            stop=tenacity.stop_after_delay(self._call_s),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=3.0, jitter=0.2),
+            stop=tenacity.stop_any(tenacity.stop_before_delay(self._call_s), _Hopeless()),
+            wait=_Wait(),
             reraise=True,
         )
         try:
             return retrying(once)
+        except _Unreadable as error:
+            raise CannotFindOut(
+                f"Polyaxon at {self._host}: could not {what}: the answer cannot be read: {error}; "
+                "is this the address of a Polyaxon server?"
+            ) from error.__cause__
         except _Transient as error:
             raise ServiceDown(
                 f"Polyaxon at {self._host}: could not {what} within {self._call_s:.0f} s: {error}; "
-                "is it up? ('memsweep services status')"
+                + (
+                    "is it up? ('memsweep services status')"
+                    if self._local
+                    else "is it up, and can it be reached from here?"
+                )
             ) from error.__cause__
 
     @contextlib.contextmanager
@@ -372,17 +482,35 @@ class PolyaxonClient:
             status = _http_status(error)
             text = _short(error)
             if self._is_transient(status, error):
-                raise _Transient(text) from error
-            # A 404 of a call about one run; creating and listing name none.
-            about_one = "run " in what and not what.startswith("create")
-            kind = RunUnknown if status == 404 and about_one else CannotFindOut
-            raise kind(
-                f"Polyaxon at {self._host}: could not {what}: answered {status}: {text}"
-            ) from error
+                fault = _Transient(text)
+                fault.after_s = _retry_after_s(error)
+                raise fault from error
+            raise self._refusal(what, status, text) from error
+        except ValueError as error:  # cut off, or no JSON of Polyaxon's
+            raise _Unreadable(_short(error)) from error
+
+    def _refusal(self, what: str, status: int | None, text: str) -> CannotFindOut:
+        if status is None:
+            return CannotFindOut(
+                f"Polyaxon at {self._host}: could not {what}: {text}"
+                + (
+                    "; state its authority as ca_file in the profile"
+                    if _CERTIFICATE in text
+                    else ""
+                )
+            )
+        said = f"Polyaxon at {self._host}: could not {what}: answered {status}: {text}"
+        if status in {401, 403}:
+            return AccessRefused(f"{said}; does the token hold, and may it do this in the project?")
+        # A 404 of a call about one run; creating and listing name none.
+        about_one = "run " in what and not what.startswith("create")
+        return RunUnknown(said) if status == 404 and about_one else CannotFindOut(said)
 
     def _is_transient(self, status: int | None, error: BaseException) -> bool:
         if status is None:
-            return not isinstance(error, FileExistsError | PermissionError)
+            # A certificate that does not hold will not hold the next time either.
+            certificate = _CERTIFICATE in str(error)
+            return not (certificate or isinstance(error, FileExistsError | PermissionError))
         return status in {408, 429} or status >= 500 or (status == 405 and self._local)
 
 
@@ -403,6 +531,28 @@ def _http_status(error: BaseException | None) -> int | None:
         error = error.__cause__ or error.__context__
         seen += 1
     return None
+
+
+def _retry_after_s(error: BaseException | None) -> float:
+    """Return how long the server asks to wait, by its Retry-After header; 0 where it does not."""
+    seen = 0
+    while error is not None and seen < 10:
+        for holder in (error, getattr(error, "response", None)):
+            headers = getattr(holder, "headers", None)
+            if headers is not None and (said := headers.get("Retry-After")):
+                return _seconds(str(said))
+        error = error.__cause__ or error.__context__
+        seen += 1
+    return 0.0
+
+
+def _seconds(said: str) -> float:
+    """Return a Retry-After header's value, a number or a date, as seconds from now."""
+    if said.strip().isdigit():
+        return float(said)
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(said).timestamp() - time.time())
+    return 0.0
 
 
 def _short(error: BaseException) -> str:
@@ -430,6 +580,7 @@ def _view(run: Any) -> RunView:
         meta_info={str(key): str(value) for key, value in (run.meta_info or {}).items()},
         outputs=dict(run.outputs or {}),
         conditions=conditions,
+        pending=_plain(run.pending) or None,
     )
 
 

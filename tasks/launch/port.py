@@ -15,8 +15,11 @@ from warehouse.errors import CannotFindOut
 
 #: After one of these Polyaxon drops every further status without an error.
 FINAL_STATUSES = frozenset({"succeeded", "failed", "stopped", "skipped", "upstream_failed", "done"})
-#: What a run that nobody has to look after any more is not in.
-LIVE_STATUSES = ("compiled", "queued", "scheduled", "starting", "running", "processing", "stopping")
+#: What a run that somebody has to look after is in; a cluster's agent knows more of them than ours.
+LIVE_STATUSES = (
+    "created", "on_schedule", "resuming", "compiled", "queued", "scheduled", "starting", "running",
+    "processing", "stopping", "retrying", "warning", "unschedulable", "unknown",
+)  # fmt: skip
 #: The key every run of ours carries in its meta_info. Its value must not look like a number:
 #: Polyaxon's filters would compare it as one and find nothing.
 META_MARK = "memsweep"
@@ -24,6 +27,10 @@ META_MARK = "memsweep"
 
 class RunUnknown(CannotFindOut):
     """The server answers, and has no run of this UUID."""
+
+
+class AccessRefused(CannotFindOut):
+    """The server answers, and refuses the token or what it may do (401, 403)."""
 
 
 def canonical_uuid(text: str) -> str:
@@ -60,7 +67,11 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run as Polyaxon tells it now; ``uuid`` in canonical form, times in ISO 8601 UTC."""
+    """A run as Polyaxon tells it now; ``uuid`` in canonical form, times in ISO 8601 UTC.
+
+    ``pending`` is what a run that does not go on by itself waits for: ``approval``, ``upload``,
+    ``build`` or ``cache``.
+    """
 
     uuid: str
     status: str
@@ -71,14 +82,15 @@ class RunView:
     meta_info: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, object] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
+    pending: str | None = None
 
 
 class PolyaxonPort(Protocol):
     """What a flow and the supervisor ask of Polyaxon.
 
     Every method has its own deadline and repeats what may be repeated. All raise ServiceDown when
-    the server does not answer in time, RunUnknown when it has no such run, CannotFindOut when it
-    answers with something else unusable.
+    the server does not answer in time, RunUnknown when it has no such run, AccessRefused
+    when it refuses the token, CannotFindOut when it answers with something else unusable.
     """
 
     @property
@@ -92,6 +104,10 @@ class PolyaxonPort(Protocol):
     @property
     def project(self) -> str:
         """Project that holds the runs."""
+
+    @property
+    def sync_s(self) -> float:
+        """How long outputs may go on arriving after the end of a run, s; 0 where it wrote them."""
 
     def check(self) -> dict[str, str]:
         """Return what the server says about itself: host, version, distribution."""

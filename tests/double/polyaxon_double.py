@@ -16,6 +16,7 @@ class PolyaxonDouble:
     host = "http://double"
     owner = "default"
     project = "memsweep"
+    sync_s = 0.0
 
     def __init__(self) -> None:
         self.is_down = False

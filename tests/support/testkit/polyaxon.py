@@ -24,6 +24,7 @@ class FakePolyaxon:
     host: str = "http://127.0.0.1:1"
     owner: str = "default"
     project: str = "memsweep"
+    sync_s: float = 0.0
 
     def find(self, meta: dict[str, str]) -> list[RunView]:
         return [
