@@ -8,12 +8,13 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from flows import cli
 from flows.commands import planning
-from tasks.launch import target
+from tasks.launch import models, target
 from tasks.plan import gpus, hub
 from warehouse.errors import CannotFindOut
 
@@ -80,7 +81,24 @@ def test_measuring_on_a_cluster_is_refused_before_anything_is_made(
     capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
     assert cli.run(["run", "sized.yaml", "--target", "cluster.yaml"]) == 2
-    assert "measuring on a cluster is not built yet" in capsys.readouterr().err
+    assert "unresolved" in capsys.readouterr().err
+    assert not (here / "state").exists()
+
+
+# Polyaxon's own models, at their import.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_cluster_that_does_not_answer_is_told_before_anything_is_made(
+    capsys: pytest.CaptureFixture[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "revision", lambda home, name: "sha256:" + "0" * 64)
+    there = CLUSTER.replace("unresolved", "sha256:" + "0" * 64)
+    there = there.replace("http://polyaxon.invalid", "http://127.0.0.1:9") + "call_s: 0.5\n"
+    (here / "there.yaml").write_text(there)
+    with mock.patch.dict(os.environ):  # the command points its process at that server
+        assert cli.run(["run", "sized.yaml", "--target", "there.yaml"]) == 3
+    said = capsys.readouterr().err
+    assert "server: missing: Polyaxon at http://127.0.0.1:9: could not ask for its version" in said
+    assert "Traceback" not in said
     assert not (here / "state").exists()
 
 
