@@ -206,7 +206,7 @@ def measure_round(context: Context) -> list[CellResult]:
 
 def _standing(context: Context, progress: Progress) -> Standing:
     """Return where the round stands, for whoever looks at a terminal."""
-    going = [one for one in progress.started if one.holds_slot]
+    going = [one for one in progress.started if not one.future.wrapped_future.done()]
     results = list(progress.results)
     moment = time.monotonic()
     left = sum(run.planned.estimate_s for run in progress.pending.runs()) + sum(

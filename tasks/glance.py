@@ -29,14 +29,12 @@ class Glance:
 
 
 def glance(outputs: Path) -> Glance:
-    """Return the run's open phase and its last sample of the server's metrics."""
-    marks = (read_json(outputs / "phases.json") or {}).get("phases")
-    going = [
-        mark
-        for mark in (marks if isinstance(marks, list) else [])
-        if isinstance(mark, Mapping) and mark.get("end_s") is None
+    """Return the phase the run entered last and its last sample of the server's metrics."""
+    phases = (read_json(outputs / "phases.json") or {}).get("phases")
+    marks = [
+        one for one in (phases if isinstance(phases, list) else []) if isinstance(one, Mapping)
     ]
-    mark = going[-1] if going else {}
+    mark = marks[-1] if marks else {}
     phase, point = mark.get("name"), mark.get("load_point")
     sample = _last_values(outputs / "raw" / "server_samples.jsonl")
     return Glance(

@@ -37,7 +37,7 @@ def test_a_run_that_shows_nothing_yet_is_queued() -> None:
     assert "KV cache" not in text
 
 
-def test_a_glance_reads_the_open_phase_and_the_last_whole_sample(tmp_path: Path) -> None:
+def test_a_glance_reads_the_last_phase_and_the_last_whole_sample(tmp_path: Path) -> None:
     marks = [
         {"name": "boot", "load_point": None, "start_s": 1.0, "end_s": 2.0},
         {"name": "measure", "load_point": 0, "start_s": 3.0, "end_s": None},
