@@ -87,10 +87,14 @@ class Secrets:
                 count += found
         return text, count
 
+    def clean_text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return self.clean(text.encode("utf-8", "surrogatepass"))[0].decode("utf-8", "surrogatepass")
+
     def first(self, text: str) -> int | None:
         """Return the number of the first line that holds a secret; ``None`` where none does."""
         for number, line in enumerate(text.splitlines(), start=1):
-            if self.clean(line.encode())[1]:
+            if self.clean_text(line) != line:
                 return number
         return None
 

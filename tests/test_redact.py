@@ -103,6 +103,17 @@ def test_a_secret_where_two_blocks_meet_is_found(
     assert Secrets.of({"MY_TOKEN": "plain-value-1"}).holds_value(path)
 
 
+def test_nothing_that_is_said_holds_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.output import say
+
+    monkeypatch.setenv("SOME_API_KEY", "planted-value-7")
+    say(f"PREFECT_API_URL is https://me:planted-1@x.invalid, not {HUB} or planted-value-7 \udcff")
+    said = "PREFECT_API_URL is https://[redacted]@x.invalid, not [redacted] or [redacted] \ufffd\n"
+    assert capsys.readouterr().err == said
+
+
 def test_the_line_of_a_secret_is_told() -> None:
     assert NONE.first(f"name: x\nhub: {HUB}\n") == 2
     assert NONE.first("name: x\n") is None

@@ -286,7 +286,7 @@ def logs(
     shown = 0
     while True:
         final = port.view(run_uuid).is_final
-        text = secrets.clean(port.logs(run_uuid).encode())[0].decode()
+        text = secrets.clean_text(port.logs(run_uuid))
         sys.stdout.write(text[shown:])
         sys.stdout.flush()
         shown = len(text)
