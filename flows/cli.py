@@ -38,6 +38,7 @@ MODULES = (
     "upkeep",
     "pruning",
     "services",
+    "doctor",
 )
 
 

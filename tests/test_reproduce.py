@@ -223,6 +223,20 @@ def test_the_same_again_is_reproduced(
     assert code == 0, err
     found = json.loads(out)
     assert (found["format"], found["verdict"], found["run_uuid"]) == (1, "reproduced", UUID)
+    assert list(found) == [
+        "format",
+        "run_uuid",
+        "target",
+        "verdict",
+        "why",
+        "old_outcome",
+        "new_outcomes",
+        "earlier_runs",
+        "metrics",
+        "runs",
+    ]
+    wanted = {("load_point", "metric", "old", "new", "verdict", "why")}
+    assert {tuple(row) for row in found["metrics"]} == wanted
     assert found["new_outcomes"] == ["ok"]
     assert {row["verdict"] for row in found["metrics"]} == {"reproduced"}
     assert any(row["metric"] == "kv_cache_size_tokens" for row in found["metrics"])

@@ -87,6 +87,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sql --where": ("sql", "--where", "--json"),
     "compare": ("compare", "--json"),
     "compare A B": ("compare", "demo@1", "demo@2", "--fail-on", "outcome", "--json"),
+    "compare --with published": ("compare", "misconfiguration", "--with", "published", "--json"),
     "audit": ("audit", FIRST, "--json"),
     "audit --config": ("audit", "--config", "max_model_len=32768", "--json"),
     "verify": ("verify", "--json"),
@@ -244,6 +245,14 @@ def test_gate(two_rounds: Lab, run: Run) -> None:
         (("audit",), "wanted either RUN or --config"),
         (("audit", FIRST, "nope"), "nothing is stored as 'nope'"),
         (("audit", "--config", "nope=1"), "'nope' is no setting, pin or fact"),
+        (("runs", "--limit", "1" + "0" * 30), "--limit"),
+        (("audit", FIRST, "--load-point", "1" + "0" * 30), "--load-point"),
+        (("query", "runs_wide", "--max-rows", "1" + "0" * 30), "--max-rows"),
+        (("sql", "SELECT 1", "--max-rows", "1" + "0" * 30), "--max-rows"),
+        (("sql", "SELECT 1", "--timeout", "inf"), "--timeout"),
+        (("sql", "SELECT 1", "--timeout", "nan"), "--timeout"),
+        (("sql", "SELECT 1", "--timeout", "1e300"), "--timeout"),
+        (("query", "runs_wide", "--timeout", "-inf"), "--timeout"),
         (("ingest", "/nowhere"), "no manifest.json in it"),
     ],
 )
@@ -274,6 +283,25 @@ def test_quarantine_exits_with_1(lab: Lab, run: Run) -> None:
     assert code == 1
     assert "1 ingested" in out
     assert "cell.json: content differs from the manifest" in err
+
+
+def test_rebuild_exits_with_1_when_a_listed_bundle_is_gone(stored: Stored, run: Run) -> None:
+    """The warehouse is made, and the run that it lacks is named."""
+    import shutil
+
+    shutil.rmtree(stored.bundle)
+    code, out, err = run(stored.lab, "rebuild")
+    assert code == 1
+    assert "0 runs" in out
+    assert f"run {stored.bundle.name} is in the ledger, but its bundle is not here" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_show_names_the_requests_of_each_load_point(two_rounds: Lab, run: Run) -> None:
+    """In text and in JSON: whoever compares two runs asks for the same requests first."""
+    (point,) = json.loads(run(two_rounds, "show", FIRST, "--json")[1])["load_points"]
+    assert (point["requests_sha256"], point["prompt_tokens_differ"]) == ("0" * 64, None)
+    assert "0" * 64 in run(two_rounds, "show", FIRST)[1]
 
 
 def test_export_has_every_table_with_its_comments(
