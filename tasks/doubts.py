@@ -140,6 +140,7 @@ def of_point(
         bench_state=report.get("state") if reached else None,
         parallel_asked=together,
         parallel_achieved=in_flight(requests, together),
+        client_lag_s=numbers["client_lag_p99_s"],
         prefix_caching_wanted=caching,
         prefix_queries=numbers["prefix_cache_queries"],
         prefix_hits=numbers["prefix_cache_hits"],

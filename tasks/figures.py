@@ -45,6 +45,12 @@ _QUANTILES = {
     "latency_p50_ms": ("latency_s", 0.50),
     "latency_p99_ms": ("latency_s", 0.99),
 }
+#: Measured metric -> its name in the report's ``client_lag`` (tasks/pod/bench_driver.py: LoopLag).
+_CLIENT_LAG = {
+    "client_lag_p50_s": "p50_s",
+    "client_lag_p99_s": "p99_s",
+    "client_lag_max_s": "max_s",
+}
 
 
 def load_point_rows(
@@ -138,6 +144,8 @@ def _point(source: Source, index: int, load: Row, report: Row, window: Window | 
         "window_start_s": window.start_s if window else None,
         "window_end_s": window.end_s if window else None,
         "window_source": window.source if window else None,
+        "requests_sha256": report.get("requests_sha256"),
+        "prompt_tokens_differ": report.get("prompt_tokens_differ"),
     }
 
 
@@ -237,7 +245,26 @@ def _measured(
         if succeeded is not None
         else {"reason": "the load point was never reached"}
     )
-    return rows
+    return rows | _client_lag(report)
+
+
+def _client_lag(report: Row) -> dict[str, Row]:
+    """Return how late the client's event loop ran while the load point was measured."""
+    lag = report.get("client_lag")
+    if not isinstance(lag, Mapping):
+        reason = report.get("client_lag_reason") or "the run did not watch the client's event loop"
+        return {metric: {"reason": reason} for metric in _CLIENT_LAG}
+    return {
+        metric: _number(
+            lag[name],
+            "bench",
+            REPORTS_FILE,
+            None,
+            None,
+            f"client_lag.{name} of {lag['wakeups']} wake-ups, one every {lag['interval_s']:g} s",
+        )
+        for metric, name in _CLIENT_LAG.items()
+    }
 
 
 def _number(

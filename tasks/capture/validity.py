@@ -245,7 +245,7 @@ def _client(evidence: Evidence) -> Finding:
 def _lag(evidence: Evidence) -> Finding:
     lag = evidence.client_lag_s
     if lag is None:
-        return None, "the client does not tell"
+        return None, "how late the client's event loop ran is not known"
     return lag <= CLIENT_LAG_S, f"event loop late by {lag:.3f} s, allowed {CLIENT_LAG_S:g} s"
 
 

@@ -40,6 +40,8 @@ class LoadPointState:
     measured requests as they were sent, in order; None where not every row kept its request.
     ``prompt_tokens_differ`` counts whole answers whose prompt had other tokens at the server than
     the prompt file states; None for random prompts.
+    ``client_lag`` says how late the client's event loop ran while measuring (bench_driver.LoopLag),
+    or is None and ``client_lag_reason`` says why.
     """
 
     index: int
@@ -53,6 +55,8 @@ class LoadPointState:
     error: str | None = None
     requests_sha256: str | None = None
     prompt_tokens_differ: int | None = None
+    client_lag: dict[str, object] | None = None
+    client_lag_reason: str | None = "the load point was not begun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ class Bench:
     imported: bool = False
     waiting: int | None = None
     failure: str | None = None
+    _hooked: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _starts: int = 0
     _read: int = 0
@@ -308,7 +313,7 @@ class Bench:
         return found
 
     def _on_imported(self, event: dict[str, object]) -> None:
-        self.imported = True
+        self.imported, self._hooked = True, event.get("phases_hooked") is True
         self.outputs.event(
             "bench_imported",
             seconds=event.get("seconds"),
@@ -326,6 +331,11 @@ class Bench:
         index = _index(event)
         self._current = index
         self.states[index].state = "failed"
+        self.states[index].client_lag_reason = (
+            "the measurement did not end"
+            if self._hooked
+            else "EvalScope's phases could not be hooked"
+        )
         self.outputs.event("load_point_start", index=index, at_s=event.get("t_s"))
         self._write()
 
@@ -335,8 +345,12 @@ class Bench:
     def _on_phase_end(self, event: dict[str, object]) -> None:
         index, name, at = _index(event), str(event.get("phase")), _time(event)
         self.phases.end(name, index, at_s=at)
-        if name == "measure" and at is not None:
-            self.phases.start("drain", index, at_s=at, source="hook")
+        if name == "measure":
+            lag, state = event.get("loop_lag"), self.states[index]
+            state.client_lag = dict(lag) if isinstance(lag, dict) else None
+            state.client_lag_reason = None if state.client_lag else "the measurement was too short"
+            if at is not None:
+                self.phases.start("drain", index, at_s=at, source="hook")
 
     def _on_level_end(self, event: dict[str, object]) -> None:
         error = event.get("error")

@@ -9,17 +9,20 @@ import takes seconds that fit beside the server's boot. So:
   closes, whoever started it is gone and it ends;
 * levels run in a worker thread, where EvalScope installs no signal handlers; the main thread owns
   signals and deadlines and leaves with ``os._exit``;
-* a hook around one private method marks warm-up and measurement. When that method does not look
-  as expected the hook is left out and the times come from the database's rows.
+* a hook around one private method marks warm-up and measurement, and watches how late the event
+  loop runs meanwhile: a client that lags measures itself. When that method does not look as
+  expected the hook is left out, the times come from the database's rows and the lag is unknown.
 
 This file is run by the bench environment's Python and imports nothing of this project.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import json
+import math
 import os
 import select
 import signal
@@ -27,6 +30,7 @@ import sys
 import threading
 import time
 import traceback
+from array import array
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,8 +38,50 @@ from typing import Any
 #: Exit codes, for people: what counts is what was written.
 DONE, DEADLINE, ORPHANED = 0, 3, 4
 _PHASE_PARAMETERS = ["self", "requests", "is_warmup", "deadline"]
+#: A wake-up of the loop is due this often while a level is measured: 50 a second cost a client
+#: nothing and show every delay that matters beside answers of seconds.
+LAG_INTERVAL_S = 0.02
 
 Phase = Callable[..., Awaitable[None]]
+
+
+class LoopLag:
+    """How late the running event loop does what is due: wake-ups on an absolute schedule.
+
+    A loop that was held up for a second was late for every wake-up of that second, so each of
+    them counts with its own delay: a quantile is then a share of the time, not of the wake-ups
+    that the loop found time for.
+    """
+
+    def __init__(self) -> None:
+        self._late_s = array("d")
+        self._due_s = time.monotonic() + LAG_INTERVAL_S
+
+    async def watch(self) -> None:
+        """Wake up until cancelled."""
+        while True:
+            await asyncio.sleep(self._due_s - time.monotonic())
+            self._note()
+
+    def summary(self) -> dict[str, float | int] | None:
+        """Return what was seen, seconds; None where no wake-up was due."""
+        self._note()
+        late_s = sorted(self._late_s)
+        if not late_s:
+            return None
+        return {
+            "interval_s": LAG_INTERVAL_S,
+            "wakeups": len(late_s),
+            "p50_s": late_s[math.ceil(0.50 * len(late_s)) - 1],
+            "p99_s": late_s[math.ceil(0.99 * len(late_s)) - 1],
+            "max_s": late_s[-1],
+        }
+
+    def _note(self) -> None:
+        now_s = time.monotonic()
+        while self._due_s <= now_s:
+            self._late_s.append(now_s - self._due_s)
+            self._due_s += LAG_INTERVAL_S
 
 
 class Driver:
@@ -106,10 +152,13 @@ class Driver:
         ) -> None:
             name = "warmup" if is_warmup else "measure"
             self.say("phase_start", index=self.level, phase=name, requests=len(requests))
+            lag = LoopLag()
+            watch = asyncio.create_task(lag.watch())
             try:
                 await original(strategy_self, requests, is_warmup=is_warmup, deadline=deadline)
             finally:
-                self.say("phase_end", index=self.level, phase=name)
+                self.say("phase_end", index=self.level, phase=name, loop_lag=lag.summary())
+                watch.cancel()
 
         strategy._run_phase = run_phase
         return True

@@ -190,3 +190,55 @@ def test_messages_say_both_sides_and_keep_every_source() -> None:
     wrong = Compared("dtype", "bfloat16", "float16", equal=False)
     mismatch = judge(Evidence(settings=[wrong]))[0]
     assert "wanted 'bfloat16', in force 'float16'" in mismatch.message
+
+
+def test_weights_are_those_that_were_promised() -> None:
+    """Who relies on a weight must not lose it to an edit of the table."""
+    by_weight: dict[Weight, set[str]] = {}
+    for check in CHECKS:
+        by_weight.setdefault(check.weight, set()).add(check.name)
+    assert by_weight[Weight.FAILS] == {"settings_in_force", "model_revision"}
+    assert by_weight[Weight.INVALIDATES] == {
+        "sources_agree",
+        "first_completion",
+        "requests_complete",
+        "client_concurrency",
+        "client_lag",
+        "prefix_cache_unused",
+        "samples_complete",
+        "server_uninterrupted",
+        "gpu_exclusive",
+        "gpu_unthrottled",
+        "gpu_memory_sound",
+        "memory_returned",
+        "port_free",
+    }
+    # A machine's whole memory and its power limit are not the server's; the rest is the purpose.
+    assert by_weight[Weight.NOTES] == {
+        "machine_memory_returned",
+        "bundle_complete",
+        "clock_mapped",
+        "samples_between_curves",
+        "peak_within_bound",
+        "power_capped",
+        "preempted",
+        "queued",
+    }
+
+
+@pytest.mark.parametrize("quantity", ["num_gpu_blocks", "kv_cache_size_tokens", "max_concurrency"])
+def test_log_server_and_prediction_must_agree_on_each_quantity(quantity: str) -> None:
+    """Each pair of sources can disagree, on blocks, tokens or concurrency."""
+    for one, other in (
+        ("log", "cache_config_info"),
+        ("log", "prediction"),
+        ("cache_config_info", "prediction"),
+    ):
+        assert names(stated={quantity: {one: (10, 10), other: (11, 11)}}) == ["sources_agree"]
+        assert names(stated={quantity: {one: (10, 11), other: (11, 11)}}) == []
+
+
+def test_the_limit_of_prefix_hits_is_one_percent() -> None:
+    asked = {"prefix_caching_wanted": False, "prefix_queries": 10_000}
+    assert names(**asked, prefix_hits=100) == []
+    assert names(**asked, prefix_hits=101) == ["prefix_cache_unused"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tasks.pod import bench_driver
 from tasks.pod.bench import LoadPointState, count_rows, verdict
 
 Row = tuple[int, int | None, int | None, float, float | None]
@@ -97,3 +100,41 @@ def test_the_requests_sent_have_one_hash_whatever_order_they_ended_in(tmp_path: 
 def test_ok_needs_every_request(sent: int, succeeded: int, error: str | None, state: str) -> None:
     point = LoadPointState(0, 4, 42, 0, sent=sent, succeeded=succeeded, error=error)
     assert verdict(point) == state
+
+
+def test_a_loop_that_was_held_up_was_late_for_all_that_was_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One wake-up after a second of nothing must not count as one of many: it hides the second."""
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    lag = bench_driver.LoopLag()
+    assert lag.summary() is None
+    now_s += 1.01
+    found = lag.summary()
+    assert found is not None
+    assert (found["wakeups"], found["interval_s"]) == (50, 0.02)
+    assert found["max_s"] == pytest.approx(0.99)
+    assert found["p99_s"] == pytest.approx(0.99)
+    assert found["p50_s"] == pytest.approx(0.49)
+
+
+def test_a_free_loop_wakes_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule is absolute: what is late once does not move what comes after."""
+    now_s = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now_s
+        if now_s > 2.0:
+            raise asyncio.CancelledError
+        now_s += max(seconds, 0.0) + (0.001 if now_s < 1.0 else 0.0)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    lag = bench_driver.LoopLag()
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(lag.watch())
+    found = lag.summary()
+    assert found is not None
+    assert found["wakeups"] == pytest.approx(100, abs=1)
+    assert found["max_s"] == pytest.approx(0.001)

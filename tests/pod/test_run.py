@@ -67,6 +67,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "hang_at_level": {"bench": {"hang_at_level": "load_point_0"}, "cell": FIRST_GOES_WRONG},
     "no import": {"bench": {"no_import": True}},
     "no hook": {"bench": {"no_hook": True}},
+    "holds the loop": {"bench": {"hold_loop_s": 0.3}},
     "ignores sigterm": {"engine": {"ignore_sigterm": True}, "cell": {"limits": {"stop_s": 0.5}}},
     "orphan in group": {"engine": {"orphan_worker": "group"}, "cell": {"limits": {"stop_s": 0.5}}},
     "orphan in session": {
@@ -414,6 +415,26 @@ class TestLoad:
         marks = [p for p in run.json("phases.json")["phases"] if p["load_point"] == 0]
         assert [(p["name"], p["source"]) for p in marks] == [("measure", "database")]
         assert marks[0]["start_s"] < marks[0]["end_s"]
+        (point,) = run.json(POINTS)
+        assert point["client_lag"] is None
+        assert point["client_lag_reason"] == "EvalScope's phases could not be hooked"
+
+    def test_a_client_whose_loop_was_held_up_says_so(self, finished: Finished) -> None:
+        (point,) = finished("holds the loop").json(POINTS)
+        assert point["client_lag_reason"] is None
+        # Held up for 0.3 s, late for what was due first by all but one interval.
+        assert point["client_lag"]["max_s"] >= 0.28
+        assert point["client_lag"]["wakeups"] >= 14
+
+    def test_a_load_point_that_did_not_end_has_a_reason_for_no_lag(
+        self, finished: Finished
+    ) -> None:
+        points = finished("hang_at_level").json(POINTS)
+        assert points[0]["client_lag"] is None
+        assert points[0]["client_lag_reason"] == "the measurement did not end"
+        assert points[1]["client_lag"]["p99_s"] >= 0
+        (skipped,) = finished("other limit").json(POINTS)
+        assert skipped["client_lag_reason"] == "the load point was not begun"
 
 
 class TestInterrupt:

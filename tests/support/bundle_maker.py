@@ -94,6 +94,8 @@ class Spec:
     )
     started_s: float = 1001.0
     ended_s: float = 1020.0
+    #: 99th percentile of how late the client's event loop was, seconds; None: nobody watched it.
+    client_lag_s: float | None = 0.004
     log: str | None = "cpu-0.27.0-qwen3.5-hybrid-ok.log"
     metrics: str | None = "0.27.0-qwen3.5-hybrid-under-load.txt"
     prediction: dict[str, Any] | None = field(default_factory=dict)  # None: no file; {}: computed
@@ -256,6 +258,9 @@ def _write_bench(folder: Path, spec: Spec) -> None:
                 "error": None,
                 "seed": point.seed,
                 "dataset_offset": 0,
+                "requests_sha256": "0" * 63 + str(index),
+                "prompt_tokens_differ": None,
+                **_client_lag(spec.client_lag_s),
             }
         )
         if requests:
@@ -265,6 +270,13 @@ def _write_bench(folder: Path, spec: Spec) -> None:
             level.mkdir(parents=True)
             _write_database(level / "benchmark_data.db", requests)
     _json(folder / "load_points.json", reports)
+
+
+def _client_lag(p99_s: float | None) -> dict[str, Any]:
+    if p99_s is None:
+        return {"client_lag": None, "client_lag_reason": "the measurement did not end"}
+    lag = {"interval_s": 0.02, "wakeups": 200, "p50_s": p99_s / 4, "p99_s": p99_s}
+    return {"client_lag": lag | {"max_s": p99_s * 2}, "client_lag_reason": None}
 
 
 def _write_database(path: Path, requests: Sequence[Ask]) -> None:

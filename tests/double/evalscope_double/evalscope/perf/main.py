@@ -57,7 +57,7 @@ def run_perf_benchmark(arguments: dict[str, Any]) -> dict[str, Any]:
     (folder / "benchmark_args.json").write_text(json.dumps(arguments, indent=4))
     outcomes: list[Outcome] = []
     requests = [_body(arguments, index) for index in range(_total(arguments))]
-    strategy = ClosedLoopStrategy(arguments, outcomes)
+    strategy = ClosedLoopStrategy(arguments, outcomes, hold_s=MODES.get("hold_loop_s", 0.0))
     asyncio.run(strategy.run(requests, int(arguments["warmup_num"])))
     _write(database, outcomes)
     _summarise(folder, arguments, outcomes)

@@ -14,9 +14,12 @@ from evalscope.perf.request import Outcome, send  # type: ignore[import-not-foun
 class ClosedLoopStrategy:
     """Carries the one private method that the run hooks, under its real signature."""
 
-    def __init__(self, arguments: dict[str, Any], collect: list[Outcome]) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], collect: list[Outcome], *, hold_s: float = 0.0
+    ) -> None:
         self.arguments = arguments
         self.collect = collect
+        self.hold_s = hold_s
 
     async def run(self, requests: list[dict[str, Any]], warmup: int) -> None:
         """Run both phases, as EvalScope does."""
@@ -37,8 +40,9 @@ class ClosedLoopStrategy:
             return send(self.arguments["url"], request, start_s)
 
         with ThreadPoolExecutor(self.arguments["parallel"]) as pool:
-            outcomes = await asyncio.gather(
-                *(loop.run_in_executor(pool, send_next) for _ in requests)
-            )
+            sending = [loop.run_in_executor(pool, send_next) for _ in requests]
+            if not is_warmup:
+                time.sleep(self.hold_s)
+            outcomes = await asyncio.gather(*sending)
         if not is_warmup:
             self.collect.extend(outcomes)
