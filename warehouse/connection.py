@@ -98,6 +98,7 @@ def connect_writable(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
     from warehouse.migrate import migrate
 
+    refuse_folder(path)
     try:
         # The older storage format is readable and writable by both DuckDB versions we support.
         connection = duckdb.connect(
@@ -126,6 +127,15 @@ def connect_writable(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         connection.close()
 
 
+def refuse_folder(path: Path) -> None:
+    """Raise :class:`CannotFindOut` where a folder stands in a warehouse file's place."""
+    if path.is_dir():
+        raise CannotFindOut(
+            f"{path}: is a folder, wanted a file of the warehouse; move it away and run "
+            "`memsweep rebuild`"
+        )
+
+
 @contextmanager
 def open_snapshot(
     snapshot: Path, *, threads: int | None = None
@@ -133,10 +143,12 @@ def open_snapshot(
     """Open the published snapshot read-only, with file and network access off for good.
 
     Close it soon: within one process DuckDB shares an open file by its name, so a connection that
-    stays open hides snapshots published later. Raises :class:`BadInput` where nothing is published.
+    stays open hides snapshots published later. Raises :class:`BadInput` where nothing is published,
+    :class:`CannotFindOut` where the file is damaged, also when only reading finds that out.
     """
     import duckdb
 
+    refuse_folder(snapshot)
     if not snapshot.is_file():
         raise BadInput(
             f"{snapshot}: no warehouse is published yet; run a sweep (`memsweep demo`) or "
@@ -161,6 +173,11 @@ def open_snapshot(
         ) from error
     try:
         yield connection
+    except (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException) as error:
+        raise CannotFindOut(
+            f"{snapshot}: cannot be read: {first_line(error)}; "
+            "`memsweep rebuild` makes the warehouse anew from the bundles"
+        ) from error
     finally:
         connection.close()
 

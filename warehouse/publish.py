@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warehouse.connection import first_line, open_snapshot
+from warehouse.connection import first_line, open_snapshot, refuse_folder
 from warehouse.errors import CannotFindOut
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def publish(connection: duckdb.DuckDBPyConnection, live: Path, snapshot: Path) -
     copy cannot be made; the old snapshot then stays.
     """
     began = time.monotonic()
+    refuse_folder(snapshot)
     connection.execute("CHECKPOINT")
     for stale in snapshot.parent.glob(f".{snapshot.name}.*.tmp"):
         stale.unlink(missing_ok=True)

@@ -117,6 +117,8 @@ def _relation(
             ) from error
         except duckdb.OutOfMemoryException as error:
             raise CannotFindOut(f"{first_line(error)}; narrow the query") from error
+        except (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException):
+            raise  # the file, not the SQL: open_snapshot says what to do
         except duckdb.Error as error:
             raise BadInput(f"SQL: {first_line(error)}") from error
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,10 +16,13 @@ import pytest
 import warehouse.publish
 from tasks import record
 from tests.support.bundle_maker import Lab
+from tests.warehouse.conftest import Stored
 from warehouse import connection as files
 from warehouse.connection import open_snapshot, open_writer, transaction
 from warehouse.errors import BadInput, CannotFindOut, WarehouseBusy
 from warehouse.publish import publish
+from warehouse.query import run_sql
+from warehouse.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,3 +224,47 @@ def test_a_commit_that_fails_is_told_and_not_hidden_by_its_rollback() -> None:
         transaction(Full()),  # type: ignore[arg-type]
     ):
         pass
+
+
+def test_a_folder_in_a_files_place_is_one_clear_line(lab: Lab) -> None:
+    """Neither "no warehouse yet" nor an error of the operating system says what is wrong."""
+    path = lab.seal()
+    lab.home.warehouse_snapshot.mkdir()
+    wanted = f"{lab.home.warehouse_snapshot}: is a folder, wanted a file"
+    for call in (
+        lambda: record.verify(lab.home),
+        lambda: record.ingest(lab.home, [path]),
+        lambda: record.rebuild(lab.home),
+    ):
+        with pytest.raises(CannotFindOut, match=re.escape(wanted)):
+            call()
+    lab.home.warehouse_snapshot.rmdir()
+    lab.home.warehouse_live.unlink()
+    lab.home.warehouse_live.mkdir()
+    wanted = f"{lab.home.warehouse_live}: is a folder, wanted a file"
+    for call in (lambda: record.ingest(lab.home, [path]), lambda: record.rebuild(lab.home)):
+        with pytest.raises(CannotFindOut, match=re.escape(wanted)):
+            call()
+    lab.home.warehouse_live.rmdir()
+    assert record.rebuild(lab.home).runs == 1
+
+
+@pytest.mark.parametrize("share", [0.03, 0.3, 0.5, 0.7, 0.97])
+def test_a_snapshot_that_was_cut_off_is_told_with_what_to_do(share: float, stored: Stored) -> None:
+    """DuckDB opens some of them: the damage then shows only in the first query that reads there."""
+    snapshot = stored.lab.home.warehouse_snapshot
+    whole = snapshot.read_bytes()
+    snapshot.write_bytes(whole[: int(len(whole) * share)])
+    tables = "UNION ALL ".join(f"SELECT count(*) FROM (SELECT * FROM {t}) " for t in TABLES)
+    for call in (
+        lambda: run_sql(snapshot, f"SELECT md5(string_agg(x::VARCHAR)) FROM ({tables}) t(x)"),
+        lambda: _every_row(snapshot),
+    ):
+        with pytest.raises(CannotFindOut, match="memsweep rebuild"):
+            call()
+
+
+def _every_row(snapshot: Path) -> None:
+    with open_snapshot(snapshot) as connection:
+        for table in TABLES:
+            connection.execute(f"SELECT * FROM {table}").fetchall()

@@ -754,3 +754,102 @@ def test_a_load_point_that_nobody_sampled_is_invalid(lab: Lab) -> None:
     kind, passed, reason = checks(lab, 0)["samples_complete"]
     assert (kind, passed) == ("invalidates", False)
     assert reason == "gaps in the samples: 0 of unknown samples"
+
+
+def test_two_runs_with_the_same_requests_are_shown_by_sql(lab: Lab) -> None:
+    """The hash and the differing prompts of load_points.json are columns, NULL where unknown."""
+
+    def another(folder: Path) -> None:
+        path = folder / "bench/load_points.json"
+        (point,) = json.loads(path.read_text())
+        path.write_text(
+            json.dumps([point | {"requests_sha256": "f" * 64, "prompt_tokens_differ": 3}])
+        )
+
+    def older(folder: Path) -> None:
+        path = folder / "bench/load_points.json"
+        (point,) = json.loads(path.read_text())
+        names = ("requests_sha256", "prompt_tokens_differ", "client_lag", "client_lag_reason")
+        path.write_text(json.dumps([{k: v for k, v in point.items() if k not in names}]))
+
+    paths = [lab.seal(), lab.seal(repeat=2)]
+    paths += [lab.seal(repeat=3, change=another), lab.seal(repeat=4, change=older)]
+    record.ingest(lab.home, paths)
+    assert ask(
+        lab,
+        "SELECT repeat, requests_sha256, prompt_tokens_differ FROM load_points_wide ORDER BY 1",
+    ) == [
+        (1, "0" * 64, None),
+        (2, "0" * 64, None),
+        (3, "f" * 64, 3),
+        (4, None, None),
+    ]
+    assert ask(
+        lab,
+        "SELECT list(repeat ORDER BY repeat) FROM load_point JOIN run USING (run_uuid) "
+        "WHERE requests_sha256 IS NOT NULL GROUP BY requests_sha256 ORDER BY 1",
+    ) == [([1, 2],), ([3],)]
+    assert ask(
+        lab,
+        "SELECT value, m.reason FROM measurement m JOIN run USING (run_uuid) "
+        "WHERE metric = 'client_lag_p99_s' AND repeat = 4",
+    ) == [(None, "the run did not watch the client's event loop")]
+
+
+def test_a_late_client_invalidates_what_it_measured(lab: Lab) -> None:
+    """Its lag is a number with its place; one that is not known is no doubt, and says why."""
+    for repeat, lag_s in enumerate((0.004, 0.3, None), start=1):
+        record.ingest(lab.home, [lab.seal(repeat=repeat, client_lag_s=lag_s)])
+    assert ask(
+        lab,
+        "SELECT client_lag_p50_s, client_lag_p99_s, client_lag_max_s, valid, broken_checks "
+        "FROM load_points_wide ORDER BY repeat",
+    ) == [
+        (0.001, 0.004, 0.008, True, None),
+        (0.075, 0.3, 0.6, False, "client_lag"),
+        (None, None, None, True, None),
+    ]
+    assert ask(
+        lab,
+        "SELECT v.kind, v.passed, v.detail FROM validity v JOIN run USING (run_uuid) "
+        "WHERE check_name = 'client_lag' ORDER BY repeat",
+    ) == [
+        ("invalidates", True, "event loop late by 0.004 s, allowed 0.1 s"),
+        (
+            "invalidates",
+            False,
+            "the client's own loop was late: event loop late by 0.300 s, allowed 0.1 s",
+        ),
+        ("invalidates", None, "how late the client's event loop ran is not known"),
+    ]
+    assert ask(
+        lab,
+        "SELECT m.reason, file, text FROM measurement m JOIN run USING (run_uuid) "
+        "WHERE metric = 'client_lag_p99_s' AND repeat > 1 ORDER BY repeat",
+    ) == [
+        (
+            None,
+            "bench/load_points.json",
+            "client_lag.p99_s of 200 wake-ups, one every 0.02 s",
+        ),
+        ("the measurement did not end", None, None),
+    ]
+
+
+def test_rebuild_names_the_runs_whose_bundle_is_gone(lab: Lab) -> None:
+    """A warehouse that silently lacks runs would pass for whole; the ledger knows them."""
+    good, moved, spoilt = lab.seal(), lab.seal(repeat=2), lab.seal(repeat=3)
+    record.ingest(lab.home, [good, moved, spoilt])
+    assert record.rebuild(lab.home).refused == []
+    shutil.rmtree(moved)
+    lab.home.quarantine.mkdir()
+    spoilt.rename(lab.home.quarantine / f"{spoilt.name}-20261129T120000000000")
+    report = record.rebuild(lab.home)
+    assert report.runs == 1
+    told = {refused.path.name: refused.reason for refused in report.refused}
+    assert told == {
+        moved.name: f"run {moved.name} is in the ledger, but its bundle is not here: "
+        "it was moved or deleted",
+        spoilt.name: f"run {spoilt.name} is in the ledger, but its bundle is not here: it is in "
+        f"quarantine, {lab.home.quarantine / spoilt.name}-20261129T120000000000",
+    }
