@@ -76,11 +76,17 @@ def find_sweep(name_or_path: str, *, with_pins: bool = True) -> tuple[str, str]:
 
     The pins of `memsweep pin` beside it stand in the text where the sweep leaves them open.
 
-    Raises :class:`BadInput` naming the shipped ones when there is neither.
+    Raises :class:`BadInput` naming the shipped ones when there is neither, and for a pipe: a round
+    keeps the sweep's path and reads it again.
     """
     sweeps = shipped()
     path = sweeps.get(name_or_path) or Path(name_or_path)
     if not path.is_file():
+        if name_or_path == "-" or (path.exists() and not path.is_dir()):
+            raise BadInput(
+                f"{name_or_path}: a pipe can be read only once, and a sweep is read again by its "
+                "path; write it to a file, such as my.sweep.yaml"
+            )
         raise BadInput(
             f"unknown sweep {name_or_path!r}: neither a file nor one of {', '.join(sweeps)}"
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.looking import JsonOption, pair
+from flows.commands.looking import MOST_ROWS, JsonOption, pair
 from flows.output import emit_json, emit_text, print_table, say
 from tasks.home import Home
 from warehouse.errors import BadInput, CheckFailed
@@ -28,7 +28,8 @@ def audit(
         str | None, typer.Argument(metavar="[METRIC]", help="none: every number of the run")
     ] = None,
     load_point: Annotated[
-        int | None, typer.Option("--load-point", min=0, help="only of this load point")
+        int | None,
+        typer.Option("--load-point", min=0, max=MOST_ROWS, help="only of this load point"),
     ] = None,
     config: Annotated[
         list[str] | None,
@@ -93,7 +94,13 @@ def _audit_run(run: str, metric: str | None, load_point: int | None, *, json: bo
 
 def _print_chain(chain: Mapping[str, Any]) -> None:
     for value in chain["values"]:
-        _print_value(value)
+        for line in value_lines(value):
+            emit_text(line)
+    print_table("", ("link", "value"), chain_rows(chain))
+
+
+def chain_rows(chain: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return what all numbers of a run have in common, from the manifest to the person."""
     operation, environment = chain["operation"], chain["environment"]
     sweep, code = chain["sweep"], chain["code"]
     dirty = {True: "dirty", False: "clean", None: "not from a checkout"}[code["git_dirty"]]
@@ -115,29 +122,31 @@ def _print_chain(chain: Mapping[str, Any]) -> None:
         ("when", f"{chain['started_at']} to {chain['ended_at']}"),
         ("prefect flow run", chain["prefect_flow_run_id"]),
     ]
-    print_table("", ("link", "value"), [row for row in rows if row[1] is not None])
+    return [row for row in rows if row[1] is not None]
 
 
-def _print_value(value: Mapping[str, Any]) -> None:
+def value_lines(value: Mapping[str, Any]) -> list[str]:
+    """Return a number with its evidence as lines of text: the number, then where it is from."""
     point = "" if value["load_point"] is None else f", load point {value['load_point']}"
     number = value["value"]
     shown = "absent" if number is None else f"{number:,.10g} {value['unit']}".rstrip()
-    emit_text(f"{value['metric']}{point}: {shown} ({value['evidence']})")
+    lines = [f"{value['metric']}{point}: {shown} ({value['evidence']})"]
     if value.get("reason"):
-        emit_text(f"  because  {value['reason']}")
+        lines.append(f"  because  {value['reason']}")
     if value.get("formula"):
-        emit_text(f"  formula  {value['formula']}")
+        lines.append(f"  formula  {value['formula']}")
         inputs = {name: part for name, part in value["inputs"].items() if name != "file"}
-        emit_text(f"  from     {inputs}")
+        lines.append(f"  from     {inputs}")
     if number is not None and value.get("source"):
-        emit_text(f"  {_place(value)}")
-        emit_text(f"  reads    {value['text']}")
+        lines.append(f"  {_place(value)}")
+        lines.append(f"  reads    {value['text']}")
     for line in value.get("raw", []):
-        emit_text(f"  sample   {line}")
+        lines.append(f"  sample   {line}")
     if value.get("made_at"):
-        emit_text(f"  made at  {value['made_at']}, before the run ({value['kind']})")
+        lines.append(f"  made at  {value['made_at']}, before the run ({value['kind']})")
     if value.get("file_sha256"):
-        emit_text(f"  file     {value['file']} sha256 {value['file_sha256']}")
+        lines.append(f"  file     {value['file']} sha256 {value['file_sha256']}")
+    return lines
 
 
 def _place(value: Mapping[str, Any]) -> str:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows.output import emit_json, emit_text, print_table, say
+from warehouse.errors import BadInput
 
 GROUP = "Plan"
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d{1,2})", re.ASCII)
+_RELEASE = re.compile(r"v?\d{1,4}(?:\.\d{1,4}){1,3}(?!\d|\.\d)", re.ASCII)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("capacity", rich_help_panel=GROUP)(capacity)
     app.command("fit", rich_help_panel=GROUP)(fit)
+
+
+@contextmanager
+def plain_config(config: str) -> Iterator[None]:
+    """Turn a config.json that is nested deeper than Python reads into bad input."""
+    try:
+        yield
+    except RecursionError as error:
+        raise BadInput(f"{config}: is nested too deeply; give a model's config.json") from error
 
 
 def _read(config: str) -> dict[str, Any]:
@@ -29,14 +44,34 @@ def _read(config: str) -> dict[str, Any]:
 
 
 def _capability(text: str | None) -> tuple[int, int] | None:
-    from warehouse.errors import BadInput
-
     if text is None:
         return None
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
+    found = _CAPABILITY.fullmatch(text)
+    if found is None:
         raise BadInput(f"--compute-capability {text!r}: wanted a number like 8.9")
-    return int(major), int(minor)
+    return int(found[1]), int(found[2])
+
+
+def _version(text: str) -> str:
+    """Return a version without blanks; raises :class:`BadInput` for what cannot be vLLM's."""
+    version = text.strip()
+    if not version.isascii() or _RELEASE.match(version) is None:
+        raise BadInput(f"--vllm-version {text!r}: no version of vLLM; give one like 0.27.0")
+    return version
+
+
+def _rules_of(version: str) -> str:
+    """Return the version whose rules are used: of those newer than any that was read, the last."""
+    from tasks.plan.versions import NEWEST, EngineVersion
+
+    newest = EngineVersion.parse(NEWEST)
+    return NEWEST if EngineVersion.parse(version).release > newest.release else version
+
+
+def _say_assumed(version: str) -> None:
+    rules = _rules_of(version)
+    if rules != version:
+        say(f"vLLM {version} is newer than {rules}, the last one read: its rules are assumed")
 
 
 def capacity(
@@ -96,16 +131,16 @@ def capacity(
     from tasks.plan import capacity as arithmetic
     from tasks.plan import model
     from tasks.plan.capacity import ServingSettings, Speculative
-    from tasks.plan.versions import NEWEST, EngineVersion
-    from warehouse.errors import BadInput
 
     if (requests is None) != (tokens_per_request is None):
         raise BadInput("--requests and --tokens-per-request belong together: got one of them")
     if prompt_tokens is not None and requests is None:
         raise BadInput("--prompt-tokens: needs --requests and --tokens-per-request")
-    description = model.describe(_read(config), where=config)
+    version = _version(vllm_version)
+    with plain_config(config):
+        description = model.describe(_read(config), where=config)
     settings = ServingSettings(
-        vllm_version=vllm_version,
+        vllm_version=version,
         device=device,
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -134,11 +169,10 @@ def capacity(
         if blocks > 1:
             load = arithmetic.load(result, blocks, requests, tokens_per_request, prompt_tokens)
     if json_:
-        emit_json(_document(result, load))
+        emit_json(_document(result, load) | {"version_rules": _rules_of(version)})
     else:
         _print(result, load)
-    if result.layout.terms.rules.version.release > EngineVersion.parse(NEWEST).release:
-        say(f"vLLM {vllm_version} is newer than {NEWEST}, the last one read: its rules are assumed")
+    _say_assumed(version)
 
 
 def _document(result: Any, load: Any) -> dict[str, object]:
@@ -267,15 +301,16 @@ def fit(
     from tasks.pins import ENGINE_VERSION
     from tasks.plan import gpus, model, sizing
     from tasks.plan.capacity import ServingSettings
-    from warehouse.errors import BadInput
 
     if weights_gib is not None and weights_bytes is not None:
         raise BadInput("weights: got --weights-gib and --weights-bytes; wanted one of them")
     given = round(weights_gib * 2**30) if weights_gib is not None else weights_bytes
     if given is not None and precision:
         raise BadInput("--precision: the weights' size is given; leave one of them out")
-    raw = _read(config)
-    description = model.describe(raw, where=config)
+    version = ENGINE_VERSION if vllm_version is None else _version(vllm_version)
+    with plain_config(config):
+        raw = _read(config)
+        description = model.describe(raw, where=config)
     sizes = (
         {"as given": given}
         if given is not None
@@ -286,7 +321,7 @@ def fit(
     fits, unfit = [], []
     for name, size in sizes.items():
         for dtype in kv_cache_dtype or ["auto"]:
-            settings = ServingSettings(vllm_version or ENGINE_VERSION, kv_cache_dtype=dtype)
+            settings = ServingSettings(version, kv_cache_dtype=dtype)
             for card in chosen:
                 try:
                     answer = sizing.fit(
@@ -315,10 +350,12 @@ def fit(
                     for card, name, dtype, reason in unfit
                 ],
                 "weights": [{"name": name, "bytes": size} for name, size in sizes.items()],
+                "version_rules": _rules_of(version),
             }
         )
     else:
         _print_fits(p95_tokens, users, fits, unfit)
+    _say_assumed(version)
 
 
 def _weights(
@@ -326,7 +363,6 @@ def _weights(
 ) -> dict[str, int]:
     """Return the loaded bytes by name: as stored, or in each precision that was asked for."""
     from tasks.plan import sizing, weights
-    from warehouse.errors import BadInput
 
     path = Path(config)
     folder = path if path.is_dir() else path.parent

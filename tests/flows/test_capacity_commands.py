@@ -111,6 +111,9 @@ def test_capacity_tells_a_refusal(app: typer.Typer) -> None:
         (("--available-gib", "lots"), "available_gib"),
         (("--available-gib", "nan"), "available_gib"),
         (("--num-gpu-blocks", "3", "--compute-capability", "nine"), "8.9"),
+        (("--num-gpu-blocks", "3", "--compute-capability", "8.²"), "8.9"),
+        (("--num-gpu-blocks", "3", "--compute-capability", "٨.٩"), "8.9"),
+        (("--num-gpu-blocks", "3", "--compute-capability", "8.9.1"), "8.9"),
         (("--num-gpu-blocks", "3", "--speculative", "mtp"), "METHOD:N"),
     ],
 )
@@ -120,6 +123,54 @@ def test_capacity_refuses_bad_input(
     """Test that bad input is one sentence, raised for exit code 2."""
     with pytest.raises(BadInput, match=words):
         CliRunner().invoke(app, ["capacity", *BASE, *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "version", ["9", "", "0", "banana", "0.²7", "0.٢٧.0", "0.27.0.0.0", "0." + "9" * 5000, "0.8.5"]
+)
+@pytest.mark.parametrize("command", ["capacity", "fit"])
+def test_nonsense_versions_are_refused(app: typer.Typer, command: str, version: str) -> None:
+    """Test that no version is answered by the rules of whatever its digits come to."""
+    more = {
+        "capacity": ("--num-gpu-blocks", "551"),
+        "fit": ("--gpu", "L4", "--p95-tokens", "1000", "--weights-gib", "5"),
+    }[command]
+    with pytest.raises(BadInput, match=r"(?i)vllm.version.*give"):
+        CliRunner().invoke(
+            app,
+            [command, "--config", QWEN35_4B, "--vllm-version", version, *more],
+            catch_exceptions=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "rules"),
+    [("0.27.0", "0.27.0"), ("0.33.0", "0.33.0"), ("0.99.0", "0.33.0"), ("9.0.0", "0.33.0")],
+)
+def test_rules_of_another_version_are_told(app: typer.Typer, version: str, rules: str) -> None:
+    """Test that a version newer than any that was read is named, in JSON and on stderr."""
+    capacity_of = ["capacity", *BASE, "--num-gpu-blocks", "551"]
+    fit_of = ["fit", "--config", QWEN35_4B, "--gpu", "L4", "--p95-tokens", "1000"]
+    for arguments in (capacity_of, [*fit_of, "--weights-gib", "5"]):
+        given = [*arguments, "--vllm-version", version, "--json"]
+        result = CliRunner().invoke(app, given, catch_exceptions=False)
+        assert json.loads(result.stdout)["version_rules"] == rules
+        assert ("its rules are assumed" in result.stderr) is (rules != version)
+
+
+@pytest.mark.parametrize("command", ["capacity", "fit"])
+def test_a_config_of_endless_depth_is_bad_input(
+    app: typer.Typer, command: str, tmp_path: Path
+) -> None:
+    """Test that recursion is one sentence, not an unforeseen fault."""
+    path = tmp_path / "config.json"
+    path.write_text('{"a":' * 200_000 + "1" + "}" * 200_000)
+    more = {
+        "capacity": ("--vllm-version", "0.27.0", "--num-gpu-blocks", "551"),
+        "fit": ("--gpu", "L4", "--p95-tokens", "1000", "--weights-gib", "5"),
+    }[command]
+    with pytest.raises(BadInput, match="nested too deeply"):
+        CliRunner().invoke(app, [command, "--config", str(path), *more], catch_exceptions=False)
 
 
 def test_capacity_for_people(app: typer.Typer) -> None:

@@ -36,6 +36,8 @@ experiments:
         (["run"], "Missing argument 'SWEEP'"),
         (["run", "no-such-sweep"], "unknown sweep 'no-such-sweep'"),
         (["plan", "no-such-sweep"], "unknown sweep 'no-such-sweep'"),
+        (["plan", "-"], "a pipe can be read only once"),
+        (["plan", "/dev/null"], "a pipe can be read only once"),
         (["plan", "demo", "--no-such-option"], "No such option: --no-such-option"),
         (["plan", "demo", "--target", "no-such-target"], "target 'no-such-target'"),
         (["run", "BAD"], "needs 640 tokens"),
