@@ -43,9 +43,11 @@ def parse_log(
 
     description = None
     if config is not None:
+        from flows.commands.capacity import plain_config
         from tasks.plan import model
 
-        description = model.describe(model.load(config), where=str(config))
+        with plain_config(str(config)):
+            description = model.describe(model.load(config), where=str(config))
     log = startup_log.parse(text.lines(_chunks(file)))
     expected = None
     note = None
@@ -59,6 +61,14 @@ def parse_log(
         emit_json(document(log, changes, expected, note))
     else:
         show(log, changes, expected, note)
+    if not recognised(log):
+        say(f"{file}: no line of vLLM's was recognised among {log.lines:,}; wanted a server's log")
+
+
+def recognised(log: StartupLog) -> bool:
+    """Whether anything in the text was understood: else it is no log of vLLM, or says nothing."""
+    said = (log.values, log.failure, log.vllm_version, log.model, log.arguments, log.compile_cache)
+    return any(said) or log.reached is not None
 
 
 def _chunks(file: Path) -> Iterator[bytes]:
@@ -101,6 +111,7 @@ def document(
         "reached": log.reached.value if log.reached else None,
         "starts": log.starts,
         "lines": log.lines,
+        "recognised": recognised(log),
         "advice": changes,
     }
     if expected is not None:

@@ -176,3 +176,32 @@ def test_files_that_cannot_be_read(app: typer.Typer, tmp_path: Path) -> None:
         result = run(app, str(path))
         assert isinstance(result.exception, BadInput)
         assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "recognised"),
+    [
+        (b"", False),
+        (b"Nov 29 12:00:00 host sshd[1]: session opened\nGET / 200\n", False),
+        (b"Available KV cache memory: 2.20 GiB\n", True),
+        (b"INFO 01-01 00:00:00 [api_server.py:1] vLLM API server version 0.27.0\n", True),
+        (b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", True),
+    ],
+)
+def test_a_text_that_is_no_log_of_vllm_is_told(
+    app: typer.Typer, text: bytes, recognised: bool
+) -> None:
+    """`incomplete` alone would look like a server that was still starting."""
+    result = run(app, "-", "--json", stdin=text)
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert document["recognised"] is recognised
+    assert ("no line of vLLM's was recognised" in result.stderr) is not recognised
+
+
+def test_a_config_of_endless_depth_is_bad_input(tmp_path: Path) -> None:
+    log, config = tmp_path / "server.log", tmp_path / "config.json"
+    log.write_text("")
+    config.write_text("[" * 200_000 + "]" * 200_000)
+    with pytest.raises(BadInput, match="nested too deeply"):
+        parse_log.parse_log(log, config=config)
