@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.control import strip_control_codes
 from rich.table import Table
 from rich.text import Text
 
 from tasks.pins import JSON_FORMAT
+from tasks.redact import Secrets
 
 
 def emit_json(value: Mapping[str, object]) -> None:
@@ -29,10 +32,11 @@ def emit_text(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of talk on stderr, whole whatever the terminal's width."""
+    """Print a line of talk on stderr, whole whatever the terminal's width, without secrets."""
     # Lines of a log can hold control characters; none of them may steer a terminal.
     shown = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
+        for c in Secrets.here().clean_text(text)
     )
     sys.stderr.write(shown + "\n")
     sys.stderr.flush()
@@ -45,32 +49,71 @@ def print_table(
 
     Cells are shown as text (``None`` as an en dash): nothing in them is taken as markup.
     """
+    texts = [["–" if cell is None else str(cell) for cell in row] for row in rows]
+    numeric = [
+        bool(texts) and all(_is_numeric(row[index]) for row in texts)
+        for index in range(len(columns))
+    ]
+    if sys.stdout.isatty():
+        _print_fitted(title, columns, texts, numeric)
+    else:
+        sys.stdout.writelines(_whole_lines(title, columns, texts, numeric))
+    if note:
+        say(note)
+
+
+def _print_fitted(
+    title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool]
+) -> None:
     table = Table(
         title=Text(title), title_justify="left", header_style="bold", box=None, pad_edge=False
     )
-    texts = [["–" if cell is None else str(cell) for cell in row] for row in rows]
-    for index, column in enumerate(columns):
-        numeric = bool(texts) and all(_is_numeric(row[index]) for row in texts)
-        table.add_column(
-            Text(column),
-            justify="right" if numeric else "left",
-            overflow="fold",
-            no_wrap=not sys.stdout.isatty(),
-        )
+    for column, right in zip(columns, numeric, strict=True):
+        table.add_column(Text(column), justify="right" if right else "left", overflow="fold")
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else 100_000
-    out = Console(file=sys.stdout, width=width, highlight=False, no_color=not terminal)
-    if not terminal:
-        # Rich pads lines to the widest row; a pipe should get no trailing blanks.
-        with out.capture() as captured:
-            out.print(table)
-        sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
-    else:
-        out.print(table)
-    if note:
-        say(note)
+    width = shutil.get_terminal_size().columns
+    Console(file=sys.stdout, width=width, highlight=False).print(table)
+
+
+def _whole_lines(
+    title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool]
+) -> Iterator[str]:
+    """Yield the table as Rich draws it, but whole and without blanks at the ends of lines.
+
+    Rich takes a minute for what a query gives in a second, to fit a width that a pipe has not.
+    """
+    head = [_cell_lines(column) for column in columns]
+    body = [[_cell_lines(cell) for cell in row] for row in texts]
+    widths = [
+        max(_width(line) for row in (head, *body) for line in row[index])
+        for index in range(len(columns))
+    ]
+    if title:
+        yield f"{title}\n"
+    for row in (head, *body):
+        for number in range(max((len(cell) for cell in row), default=0)):
+            parts = (
+                _padded(cell[number] if number < len(cell) else "", width, right=right)
+                for cell, width, right in zip(row, widths, numeric, strict=True)
+            )
+            yield "  ".join(parts).rstrip() + "\n"
+
+
+def _cell_lines(text: str) -> list[str]:
+    """Return a cell's lines without what would move a terminal's cursor."""
+    if text.isprintable():
+        return [text]
+    return strip_control_codes(text).expandtabs(8).split("\n")
+
+
+def _padded(line: str, width: int, *, right: bool) -> str:
+    blanks = " " * (width - _width(line))
+    return blanks + line if right else line + blanks
+
+
+def _width(line: str) -> int:
+    return len(line) if line.isascii() and line.isprintable() else cell_len(line)
 
 
 def _is_numeric(text: str) -> bool:
