@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,25 @@ FOLDER = Path(polyaxonfiles.__file__).parent
 MAX_RETRIES = 0
 #: Inside JSON's strings only: outside them "{" is followed by a quote or "}".
 _TEMPLATE_START = re.compile(r"\{(?=[{%#])")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What a cluster's profile adds to an operation; on this machine there is none.
+
+    Nothing in it says what is measured: that is the cell's alone.
+    """
+
+    image: str | None = None  # by digest
+    environment: Mapping[str, object] = field(default_factory=dict)  # node, priority, account
+    labels: Mapping[str, str] = field(default_factory=dict)  # to find and to remove it by
+    resources: Mapping[str, object] | None = None  # CPU, memory and GPUs
+    volumes: Sequence[Mapping[str, object]] = ()  # models and shared memory
+    mounts: Sequence[Mapping[str, object]] = ()  # where the container sees them
+    init: Sequence[Mapping[str, object]] = ()  # downloads the pinned model before the run
+    queue: str | None = None
+    namespace: str | None = None
+    ttl_s: int | None = None  # a finished pod is kept that long, for a late collection
 
 
 def cell_text(cell: Mapping[str, object]) -> str:
@@ -55,15 +75,13 @@ def build(
     operation_file: str,
     parameters: Mapping[str, str],
     run_limit_s: float,
-    image: str | None = None,
-    environment: Mapping[str, object] | None = None,
-    resources: Mapping[str, object] | None = None,
+    placement: Placement | None = None,
 ) -> dict[str, object]:
     """Return the operation to submit, its component inline.
 
     ``parameters`` are the places of the target (they win over those the file names);
-    ``run_limit_s`` is the run's deadline, seconds; ``image``, ``environment`` and ``resources`` are
-    what a cluster's profile adds, and nothing else may differ between targets.
+    ``run_limit_s`` is the run's deadline, seconds; ``placement`` is what a cluster's profile adds,
+    and nothing else may differ between targets.
     """
     operation = read(operation_file)
     component = read(str(operation.pop("pathRef")))
@@ -73,25 +91,44 @@ def build(
         **places,
         "cell": {"value": cell_text(cell)},
     }
-    operation["termination"] = {"maxRetries": MAX_RETRIES, "timeout": int(run_limit_s)}
-    patch = operation.get("runPatch", {})
-    if image is not None:
-        patch.setdefault("container", {})["image"] = image
-    if resources is not None:
-        patch.setdefault("container", {})["resources"] = dict(resources)
-    if environment is not None:
-        patch["environment"] = {**patch.get("environment", {}), **environment}
-    if patch:
-        operation["runPatch"] = patch
+    operation["termination"] = {
+        **operation.get("termination", {}),
+        "maxRetries": MAX_RETRIES,
+        "timeout": int(run_limit_s),
+    }
+    if placement is not None:
+        _place(operation, placement)
     operation["component"] = component
     return operation
+
+
+def _place(operation: dict[str, Any], placement: Placement) -> None:
+    """Put what a profile adds into an operation."""
+    patch = operation.setdefault("runPatch", {})
+    container = patch.setdefault("container", {})
+    environment = {**patch.get("environment", {}), **placement.environment}
+    labels = {**environment.get("labels", {}), **placement.labels}
+    patch["environment"] = {**environment, "labels": labels} if labels else environment
+    for section, name, value in (
+        (container, "image", placement.image),
+        (container, "resources", placement.resources and dict(placement.resources)),
+        (container, "volumeMounts", [dict(one) for one in placement.mounts]),
+        (patch, "volumes", [dict(one) for one in placement.volumes]),
+        (patch, "init", [dict(one) for one in placement.init]),
+        (operation, "queue", placement.queue),
+        (operation, "namespace", placement.namespace),
+        (operation["termination"], "ttl", placement.ttl_s),
+    ):
+        if value:
+            section[name] = value
 
 
 def template_key(operation: Mapping[str, object]) -> str:
     """Return the sha256 of component and typed inputs: equal for every run of the same thing.
 
     What Polyaxon compiles from it holds the run's UUID and paths, so its hash never repeats; the
-    places of a target (paths of the state folder) are left out for the same reason.
+    places of a target (paths of the state folder) and the labels (they name the round) are left out
+    for the same reason.
     """
     params = operation.get("params")
     cell = params.get("cell") if isinstance(params, Mapping) else None
@@ -99,9 +136,16 @@ def template_key(operation: Mapping[str, object]) -> str:
         {
             "component": operation.get("component"),
             "cell": cell,
-            "runPatch": operation.get("runPatch"),
+            "runPatch": _without_labels(operation.get("runPatch")),
         }
     )
+
+
+def _without_labels(patch: object) -> object:
+    if not isinstance(patch, Mapping) or not isinstance(patch.get("environment"), Mapping):
+        return patch
+    environment = {name: v for name, v in patch["environment"].items() if name != "labels"}
+    return {**patch, "environment": environment}
 
 
 def read(name: str) -> dict[str, Any]:

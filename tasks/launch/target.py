@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import polyaxonfiles
 from tasks.home import Home
-from tasks.launch import environments
+from tasks.launch import environments, labels, quantity
 from tasks.launch import operation as operations
+from tasks.launch.operation import Placement
 from tasks.plan import gpus
 from tasks.plan.cell import Cell
 from tasks.pod.gpu import Gpus
@@ -22,6 +26,24 @@ PROFILES = Path(polyaxonfiles.__file__).parent / "profiles"
 UNRESOLVED = "unresolved"
 #: A run's own deadlines come first; Polyaxon's is the last resort.
 _TIMEOUT_MARGIN_S = 60
+_GPU = "nvidia.com/gpu"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Names of the volumes of a cluster's pod.
+_MODELS, _SHM = "memsweep-models", "memsweep-shm"
+#: What the download of a model needs; it is over before the run begins.
+_FETCH_RESOURCES = {
+    "requests": {"cpu": "1", "memory": "1Gi"},
+    "limits": {"memory": "1Gi"},
+}
+
+
+class SecretKey(BaseModel):
+    """One value of a Kubernetes secret, by reference: the value never leaves the cluster."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(description="name of the secret")
+    key: str = Field(description="key in it")
 
 
 class Profile(BaseModel):
@@ -38,20 +60,79 @@ class Profile(BaseModel):
     )
     slots: Annotated[int, Field(ge=1)] = Field(1, description="runs at the same time")
     queue_s: Annotated[float, Field(gt=0)] = Field(3600, description="longest wait for a slot, s")
+    approval_s: Annotated[float, Field(gt=0)] = Field(
+        8 * 3600, description="longest wait for a run's approval in Polyaxon, s"
+    )
     host: str | None = Field(None, description="Polyaxon's address; None: the embedded server")
     owner: str = Field("default", description="owner of the project in Polyaxon")
     project: str = Field("memsweep", description="project in Polyaxon")
+    token_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = Field(
+        None, description="variable with the token; None: POLYAXON_AUTH_TOKEN, else polyaxon login"
+    )
+    verify_tls: bool = Field(True, description="whether the server's certificate is verified")
+    ca_file: str | None = Field(
+        None, description="its authority's certificates, PEM; None: system's"
+    )
+    request_s: Annotated[float, Field(gt=0)] = Field(
+        10, description="longest wait for an answer, s"
+    )
+    call_s: Annotated[float, Field(gt=0)] = Field(
+        60, description="longest time for which one question is asked again, s"
+    )
+    collect_s: Annotated[float, Field(ge=0)] = Field(
+        120, description="longest wait for outputs that are synced after a run's end, s"
+    )
+    managed_by: Literal["agent", "cli"] = Field(
+        "agent", description="who executes: the server's agent; cli: a supervisor of ours beside it"
+    )
+    places: dict[str, str] | None = Field(
+        None, description="places in the image, by the component's inputs, over the operation's"
+    )
     image: str | None = Field(None, description="engine image without tag or digest")
     image_digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")] | None = (
         Field(None, description="digest of the image; 'unresolved' until 'memsweep pin'")
     )
     models: str | None = Field(None, description="folder of the models where the run is executed")
+    models_claim: str | None = Field(
+        None, description="PersistentVolumeClaim mounted at models, kept from run to run"
+    )
+    fetch_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="longest download of a model into models_claim, s; None: it is there"
+    )
+    hub: str | None = Field(None, description="hub the models come from; None: the public one")
+    secrets: dict[str, SecretKey] = Field(
+        default_factory=dict, description="variables of the download (HF_TOKEN), by reference"
+    )
+    shm: str = Field("8Gi", description="size of /dev/shm, in memory; counts as the run's")
+    queue: str | None = Field(None, description="AGENT/QUEUE of Polyaxon")
+    namespace: str | None = Field(None, description="Kubernetes namespace; None: the agent's")
+    collect_within_s: Annotated[int, Field(ge=3600)] = Field(
+        86_400, description="longest delay of the collection, s; a finished pod is kept that long"
+    )
+    quota: dict[str, str | int] = Field(
+        default_factory=dict, description="what all runs may request at the same time"
+    )
     environment: dict[str, object] | None = Field(
         None, description="Polyaxon's environment section: node selector, tolerations, ..."
     )
     resources: dict[str, object] | None = Field(
         None, description="the container's resources, Kubernetes' form"
     )
+
+    @field_validator("host")
+    @classmethod
+    def _the_host_is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                address = urlsplit(value)
+                good = address.scheme in ("http", "https") and bool(address.hostname)
+            except ValueError:
+                good = False
+            if not good:
+                raise ValueError("wanted http://HOST[:PORT] or https://HOST[:PORT]")
+            if address.username or address.password:
+                raise ValueError("credentials have no place in an address; see token_env")
+        return value
 
     @field_validator("gpu")
     @classmethod
@@ -69,7 +150,33 @@ class Profile(BaseModel):
             raise ValueError("a profile with device cpu has no gpu")
         if self.host is not None and None in (self.image, self.image_digest, self.models):
             raise ValueError("a profile with a host needs image, image_digest and models")
+        if self.fetch_s is not None and self.models_claim is None:
+            raise ValueError("fetch_s is given without models_claim: nothing would be kept")
+        if self.secrets and self.fetch_s is None:
+            raise ValueError("secrets are for the download only, and fetch_s is not given")
+        quantity.parse(self.shm)
+        self._stays_within_its_quota()
         return self
+
+    def _stays_within_its_quota(self) -> None:
+        for name, most in self.quota.items():
+            asked = self.requested(name)
+            if asked is None or asked * self.slots > quantity.parse(most):
+                got = f"{self.slots} slots of {asked}" if asked is not None else "no request of it"
+                raise ValueError(f"quota of {name} is {most}, got {got} in resources")
+
+    def requested(self, resource: str) -> Decimal | None:
+        """Return what a run requests of a resource; a limit alone is a request too."""
+        for kind in ("requests", "limits"):
+            named = (self.resources or {}).get(kind)
+            if isinstance(named, dict) and resource in named:
+                return quantity.parse(named[resource])
+        return None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a run; one where the profile does not say."""
+        return int(self.requested(_GPU) or 1)
 
     @property
     def is_embedded(self) -> bool:
@@ -160,52 +267,163 @@ def model_folder(home: Home, profile: Profile, model: str) -> Path:
     return (Path(profile.models) if profile.models else home.models) / model
 
 
-def parameters(home: Home, profile: Profile, model: str) -> dict[str, str]:
+def model_path(home: Home, profile: Profile, model: str, revision: str | None) -> str:
+    """Return the folder a run serves the model from; downloaded ones lie apart by commit."""
+    folder = model_folder(home, profile, model)
+    return str(folder if profile.fetch_s is None or revision is None else folder / revision)
+
+
+def parameters(
+    home: Home, profile: Profile, model: str, revision: str | None = None
+) -> dict[str, str]:
     """Return the places a run of this model needs on this target, by the component's inputs."""
+    path = {"model_path": model_path(home, profile, model, revision)}
     if not profile.is_embedded:
-        return {"model_path": str(model_folder(home, profile, model))}
-    return {
-        **environments.places(home),
-        "model_path": str(model_folder(home, profile, model)),
-        "code": str(environments.stage_pod_code(home)),
-    }
+        return {**path, **(profile.places or {})}
+    return {**environments.places(home), **path, "code": str(environments.stage_pod_code(home))}
 
 
 def build(
-    home: Home, profile: Profile, document: Mapping[str, object], *, model: str, run_limit_s: float
+    home: Home,
+    profile: Profile,
+    document: Mapping[str, object],
+    *,
+    model: str,
+    run_limit_s: float,
+    revision: str | None = None,
+    run_labels: Mapping[str, str] | None = None,
+    is_dry: bool = False,
 ) -> dict[str, object]:
     """Return the operation of a cell's document on this target.
+
+    ``is_dry`` is for looking at it only: an image without a digest is then called unresolved.
 
     Raises:
         BadInput: the image is unresolved: no pin is ever made up.
     """
-    if profile.image_digest == UNRESOLVED:
+    if profile.image_digest == UNRESOLVED and not is_dry:
         raise BadInput(
             f"target {profile.name}: image_digest is unresolved; run 'memsweep pin' where the "
             "registry can be reached"
         )
-    image = None if profile.image is None else f"{profile.image}@{profile.image_digest}"
+    places = parameters(home, profile, model, revision)
     return operations.build(
         document,
         operation_file=profile.operation,
-        parameters=parameters(home, profile, model),
+        parameters=places,
         run_limit_s=run_limit_s,
-        image=image,
-        environment=profile.environment,
-        resources=profile.resources,
+        placement=(
+            None
+            if profile.is_embedded
+            else _placement(profile, model, places["model_path"], run_labels or {})
+        ),
     )
 
 
-def operation(home: Home, profile: Profile, cell: Cell) -> dict[str, object]:
+def operation(
+    home: Home, profile: Profile, cell: Cell, *, round_id: str | None = None, is_dry: bool = False
+) -> dict[str, object]:
     """Return the operation of a cell on this target; with its deadline plus a margin.
 
     The image is the one the cell is pinned to, which a sweep may state instead of the profile.
+    ``round_id`` becomes a label on a cluster.
+
+    Raises:
+        BadInput: the image is unresolved, the cell needs more GPUs than a run gets, or its model is
+            pinned to no commit that could be downloaded.
     """
+    server = cell.setting.server
+    needed = server.tensor_parallel_size * server.pipeline_parallel_size
+    if not profile.is_embedded and needed > profile.gpus:
+        raise BadInput(
+            f"cell {cell.label}: needs {needed} GPUs, but target {profile.name} gives a run "
+            f"{profile.gpus}; raise {_GPU} under resources in the profile"
+        )
+    revision = cell.pins.model_revision
+    if profile.fetch_s is not None and not is_dry and not _COMMIT.fullmatch(revision):
+        raise BadInput(
+            f"cell {cell.label}: model {cell.setting.model.name} is pinned to {revision:.20}, but "
+            f"target {profile.name} downloads models by commit; run 'memsweep pin', or take a "
+            "target that holds the model (no fetch_s)"
+        )
     digest = cell.pins.image_digest
     return build(
         home,
         profile if digest is None else profile.model_copy(update={"image_digest": digest}),
         cell.document(),
         model=cell.setting.model.name,
-        run_limit_s=cell.limits.run_s + _TIMEOUT_MARGIN_S,
+        revision=revision,
+        run_limit_s=limit_s(profile, cell),
+        run_labels=labels.of_run(
+            target=profile.name,
+            cell_key=cell.cell_key,
+            setting_key=cell.setting_key,
+            round_id=round_id,
+        ),
+        is_dry=is_dry,
     )
+
+
+def limit_s(profile: Profile, cell: Cell) -> float:
+    """Return the deadline given to Polyaxon, seconds.
+
+    On a cluster the clock starts when the pod is created: waiting for a card and the download of
+    the model count too.
+    """
+    run = cell.limits.run_s + _TIMEOUT_MARGIN_S
+    return run if profile.is_embedded else run + profile.queue_s + (profile.fetch_s or 0)
+
+
+def _placement(
+    profile: Profile,
+    model: str,
+    folder: str,
+    run_labels: Mapping[str, str],
+) -> Placement:
+    """Return what a cluster's profile adds to the operation of a run."""
+    image = f"{profile.image}@{profile.image_digest}"
+    shm = {"medium": "Memory", "sizeLimit": profile.shm}
+    volumes: list[dict[str, object]] = [{"name": _SHM, "emptyDir": shm}]
+    mounts: list[dict[str, object]] = [{"name": _SHM, "mountPath": "/dev/shm"}]
+    if profile.models_claim is not None:
+        claim = {"claimName": profile.models_claim}
+        volumes.append({"name": _MODELS, "persistentVolumeClaim": claim})
+        mounts.append({"name": _MODELS, "mountPath": profile.models, "readOnly": True})
+    return Placement(
+        image=image,
+        environment=profile.environment or {},
+        labels=run_labels,
+        resources=profile.resources,
+        volumes=volumes,
+        mounts=mounts,
+        init=[_download(profile, image, model, folder)] if profile.fetch_s else [],
+        queue=profile.queue,
+        namespace=profile.namespace,
+        ttl_s=profile.collect_within_s,
+    )
+
+
+def _download(profile: Profile, image: str, model: str, folder: str) -> dict[str, object]:
+    """Return the init container that downloads a model's commit once and checks every file."""
+    values = {
+        "PYTHONPATH": "/opt/memsweep",
+        "MEMSWEEP_MODEL_NAME": model,
+        "MEMSWEEP_MODEL_PATH": folder,
+        "MEMSWEEP_FETCH_S": str(int(profile.fetch_s or 0)),
+        **({"HF_ENDPOINT": profile.hub} if profile.hub else {}),
+    }
+    env: list[dict[str, object]] = [{"name": name, "value": v} for name, v in values.items()]
+    env += [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": secret.key}}}
+        for name, secret in profile.secrets.items()
+    ]
+    return {
+        "container": {
+            "name": "memsweep-model",
+            "image": image,
+            "command": ["/opt/bench/bin/python", "-P", "-m", "tasks.pod.fetch"],
+            "env": env,
+            "resources": _FETCH_RESOURCES,
+            "volumeMounts": [{"name": _MODELS, "mountPath": profile.models}],
+        }
+    }

@@ -40,15 +40,18 @@ def compare(
     return checks
 
 
-def compare_model(cell: Cell, revision: object) -> dict[str, object]:
-    """Return the check of the model's files against the pin.
+def compare_model(cell: Cell, model: object) -> dict[str, object]:
+    """Return the check of the model's files, as environment.json describes them, against the pin.
 
-    ``unknown`` where the pin is no hash of files (a commit of a hub), or a file is too large to be
-    hashed before every start.
+    A pin is a hash of the files, or a commit of a hub that the download has written down.
+    ``unknown`` where it did not, or where a file is too large to be hashed before every start.
     """
     pinned = cell.model_revision
-    hashed = pinned is not None and pinned.startswith("sha256:")
-    return _check("model_revision", pinned, revision if hashed else None)
+    held: object = model
+    if pinned is not None and not pinned.startswith("sha256:"):
+        held = model.get("fetched") if isinstance(model, dict) else None
+    got = held.get("revision") if isinstance(held, dict) else None
+    return _check("model_revision", pinned, got)
 
 
 def mismatches(checks: list[dict[str, object]]) -> list[str]:

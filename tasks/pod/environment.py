@@ -51,15 +51,25 @@ def describe(inputs: Inputs, gpus: Gpus | None, no_gpu: str | None) -> dict[str,
 def describe_model(folder: Path) -> dict[str, object]:
     """Return what the folder holds: its revision, the sha256 of the files that say what it is, the
     weights with size and sha256. ``None``: too large to be hashed before every start.
+
+    Where the folder was downloaded by commit and is as it was then, the commit is named too, and
+    the hashes of large files are those taken at the download.
     """
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
     hashes = revision.listing(folder, max_bytes=revision.MAX_BYTES)
+    fetched = revision.downloaded(folder) or {}
+    taken = fetched.get("files", {})
     return {
         "path_name": folder.name,
         "revision": revision.of(hashes),
+        "fetched": {name: v for name, v in fetched.items() if name != "files"} or None,
         "sha256": {name: hashes[name] for name in _MODEL_FILES if name in hashes},
         "weights": [
-            {"name": path.name, "bytes": path.stat().st_size, "sha256": hashes.get(path.name)}
+            {
+                "name": path.name,
+                "bytes": path.stat().st_size,
+                "sha256": hashes.get(path.name) or taken.get(path.name, {}).get("sha256"),
+            }
             for path in weights
         ],
     }

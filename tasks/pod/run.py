@@ -157,9 +157,7 @@ class Run:
         self._outputs.event("run_start", run_uuid=self._inputs.run_uuid, pid=os.getpid())
         self._environment = describe(self._inputs, self._gpus, self._no_gpu)
         self._outputs.write("environment.json", self._environment)
-        model = self._environment["model"]
-        held = model.get("revision") if isinstance(model, dict) else None
-        self._checks = [effective.compare_model(self._cell, held)]
+        self._checks = [effective.compare_model(self._cell, self._environment["model"])]
         self._outputs.event("gpu_sampling", on=self._gpus is not None, why_not=self._no_gpu)
         adopt_orphans()
         self._snapshot("before")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tasks.canonical import canonical_json
 from tasks.home import Home
 from tasks.launch import operation, target
+from tasks.launch.operation import Placement
 from tasks.launch.target import Profile
 from tests.double import cells
 from warehouse.errors import BadInput
@@ -52,9 +53,34 @@ def gpu() -> dict[str, object]:
         operation_file="gpu.yaml",
         parameters={"model_path": "/models/tiny-qwen3"},
         run_limit_s=901.5,
-        image=f"registry.invalid/engine@{DIGEST}",
-        environment={"nodeSelector": {"gpu": "a10"}},
-        resources={"limits": {"nvidia.com/gpu": 1}},
+        placement=Placement(
+            image=f"registry.invalid/engine@{DIGEST}",
+            environment={"nodeSelector": {"gpu": "a10"}},
+            resources={"limits": {"nvidia.com/gpu": 1}},
+        ),
+    )
+
+
+def placed() -> dict[str, object]:
+    """The GPU operation with everything a profile can add."""
+    volume, mount = {"name": "v", "emptyDir": {}}, {"name": "v", "mountPath": "/v"}
+    return operation.build(
+        a_cell(),
+        operation_file="gpu.yaml",
+        parameters={"model_path": "/models/tiny-qwen3"},
+        run_limit_s=901.5,
+        placement=Placement(
+            image=f"registry.invalid/engine@{DIGEST}",
+            environment={"nodeSelector": {"gpu": "a10"}, "labels": {"team": "a"}},
+            labels={"memsweep/round": "r-1"},
+            resources={"limits": {"nvidia.com/gpu": 1}},
+            volumes=[volume],
+            mounts=[mount],
+            init=[{"container": {"name": "memsweep-model"}}],
+            queue="agent/a10",
+            namespace="ns",
+            ttl_s=86_400,
+        ),
     )
 
 
@@ -94,11 +120,15 @@ def test_the_submitted_operation_is_the_golden_one(name: str, built: dict[str, o
 def test_the_targets_differ_only_in_image_environment_and_resources() -> None:
     one, other = local(), gpu()
     assert one["component"] == other["component"]
-    assert one["termination"] == other["termination"] == {"maxRetries": 0, "timeout": 901}
+    assert one["termination"] == {"maxRetries": 0, "timeout": 901}
+    # Kubernetes has to be told as well that nothing is retried.
+    assert other["termination"].pop("podFailurePolicy")  # type: ignore[attr-defined]
+    assert other["termination"] == one["termination"]
     assert one["cache"] == other["cache"] == {"disable": True}
     assert one["params"]["cell"] == other["params"]["cell"]  # type: ignore[index]
     assert set(one["params"]) == set(other["params"])  # type: ignore[call-overload]
-    assert set(other) - set(one) == {"runPatch"}
+    # A local run's logs and outputs are the supervisor's, a cluster's are Polyaxon's to sync.
+    assert set(other) - set(one) == {"runPatch", "plugins"}
     assert other["runPatch"] == {
         "environment": {"restartPolicy": "Never", "nodeSelector": {"gpu": "a10"}},
         "container": {
@@ -106,6 +136,25 @@ def test_the_targets_differ_only_in_image_environment_and_resources() -> None:
             "resources": {"limits": {"nvidia.com/gpu": 1}},
         },
     }
+
+
+def test_a_profile_adds_where_it_runs_and_nothing_about_what() -> None:
+    plain, other = gpu(), placed()
+    same = ("version", "kind", "name", "cache", "component", "params", "plugins")
+    assert {name: other[name] for name in same} == {name: plain[name] for name in same}
+    assert set(other) - set(plain) == {"queue", "namespace"}
+    assert other["termination"] == {**plain["termination"], "ttl": 86_400}  # type: ignore[dict-item]
+    patch, before = other["runPatch"], plain["runPatch"]
+    assert set(patch) - set(before) == {"volumes", "init"}  # type: ignore[call-overload]
+    assert set(patch["container"]) - set(before["container"]) == {"volumeMounts"}  # type: ignore[index]
+    labels = {"team": "a", "memsweep/round": "r-1"}
+    assert patch["environment"] == {**before["environment"], "labels": labels}  # type: ignore[index]
+
+
+def test_labels_are_no_part_of_the_template_key() -> None:
+    one, other = placed(), placed()
+    other["runPatch"]["environment"]["labels"]["memsweep/round"] = "r-2"  # type: ignore[index]
+    assert operation.template_key(one) == operation.template_key(other)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Polyaxon's own models.

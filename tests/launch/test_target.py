@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.home import Home
-from tasks.launch import target
+from tasks.launch import labels, quantity, target
 from tasks.launch.target import Profile
 from tasks.plan import gpus
 from tests.double import cells
@@ -136,3 +139,115 @@ def test_the_image_is_the_one_the_cell_is_pinned_to(home: Home) -> None:
     unresolved = demo(device="cuda", engine_lock_sha256=None).cells[0].cell
     with pytest.raises(BadInput, match="image_digest is unresolved"):
         target.operation(home, profile, unresolved)
+
+
+CLUSTER: dict[str, Any] = {
+    "operation": "gpu.yaml",
+    "host": "http://x.invalid",
+    "image": "registry.invalid/engine",
+    "image_digest": DIGEST,
+    "models": "/m",
+}
+
+
+def a_cell(**changes: Any) -> Any:
+    from testkit.planning import demo
+
+    pinned = {"device": "cuda", "engine_lock_sha256": None, "image_digest": DIGEST}
+    return demo(**(pinned | changes)).cells[0].cell
+
+
+def test_the_shipped_cluster_is_an_example_without_a_made_up_digest() -> None:
+    shipped = target.load("cluster-a10")
+    assert (shipped.is_embedded, shipped.image_digest) == (False, target.UNRESOLVED)
+    assert (shipped.gpus, shipped.gpu, shipped.slots) == (1, "A10", 2)
+    assert shipped.host == "https://polyaxon.example.com"
+
+
+def test_a_cells_labels_name_target_round_and_keys(home: Home) -> None:
+    cell = a_cell()
+    profile = local_gpu(name="my cluster", **CLUSTER)
+    built: Any = target.operation(home, profile, cell, round_id="demo-1a2b3c4d-my-cluster-1")
+    found = built["runPatch"]["environment"]["labels"]
+    assert found["app.kubernetes.io/created-by"] == "memsweep"
+    assert found["memsweep/cell"] == f"sha256-{cell.cell_key[:32]}"
+    assert found["memsweep/setting"] == f"sha256-{cell.setting_key[:32]}"
+    assert found["memsweep/round"] == "demo-1a2b3c4d-my-cluster-1"
+    assert found["memsweep/target"].startswith("my-cluster-")
+    assert labels.problems(found) == []
+    here: Any = target.operation(home, target.load("local"), cell, round_id="r-1")
+    assert "runPatch" not in here
+
+
+def test_the_clusters_clock_starts_before_the_run_does(home: Home) -> None:
+    cell, waits = a_cell(revision=lambda name: "a" * 40), {"queue_s": 5000}
+    plain = local_gpu(**CLUSTER, **waits)
+    fetching = local_gpu(**CLUSTER, **waits, models_claim="c", fetch_s=700)
+    run = cell.limits.run_s + 60
+    assert target.limit_s(target.load("local"), cell) == run
+    assert target.limit_s(plain, cell) == run + 5000
+    assert target.limit_s(fetching, cell) == run + 5700
+    built: Any = target.operation(home, fetching, cell)
+    assert built["termination"]["timeout"] == int(run + 5700)
+    assert built["termination"]["ttl"] == 86_400
+
+
+def test_a_cell_that_needs_more_gpus_than_a_run_gets_is_refused(home: Home) -> None:
+    cell = a_cell()
+    server = cell.setting.server.model_copy(update={"tensor_parallel_size": 2})
+    wide = cell.model_copy(update={"setting": cell.setting.model_copy(update={"server": server})})
+    with pytest.raises(BadInput, match="needs 2 GPUs, but target x gives a run 1"):
+        target.operation(home, local_gpu(**CLUSTER), wide)
+    two = local_gpu(**CLUSTER, resources={"limits": {"nvidia.com/gpu": 2}})
+    target.operation(home, two, wide)
+
+
+def test_a_download_needs_a_commit(home: Home) -> None:
+    fetching = local_gpu(**CLUSTER, models_claim="c", fetch_s=60)
+    with pytest.raises(BadInput, match="downloads models by commit"):
+        target.operation(home, fetching, a_cell())
+    built: Any = target.operation(home, fetching, a_cell(revision=lambda name: "a" * 40))
+    assert built["params"]["model_path"]["value"] == f"/m/tiny-qwen35/{'a' * 40}"
+    (init,) = built["runPatch"]["init"]
+    assert init["container"]["image"] == f"registry.invalid/engine@{DIGEST}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fetch_s": 10}, "without models_claim"),
+        ({"secrets": {"HF_TOKEN": {"name": "a", "key": "b"}}}, "for the download only"),
+        ({"shm": "lots"}, "Kubernetes quantity"),
+        ({"collect_within_s": 60}, "collect_within_s"),
+        ({"quota": {"nvidia.com/gpu": 1}}, "got no request of it"),
+        (
+            {"quota": {"memory": "40Gi"}, "slots": 2, "resources": {"limits": {"memory": "32Gi"}}},
+            "quota of memory is 40Gi, got 2 slots",
+        ),
+        ({"secrets": {"HF_TOKEN": "hf_plain"}}, "secrets"),
+    ],
+)
+def test_a_cluster_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        local_gpu(**CLUSTER, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("8", 8), (8, 8), ("500m", "0.5"), ("32Gi", 32 * 2**30), ("1e3", 1000), ("1.5G", 1.5e9)],
+)
+def test_quantities(text: object, number: object) -> None:
+    assert quantity.parse(text) == Decimal(str(number))
+
+
+@pytest.mark.parametrize("text", ["banana", "", "32 Gi", "32gi", "-1", "1e", True, None, "0x10"])
+def test_no_quantities(text: object) -> None:
+    with pytest.raises(ValueError, match="Kubernetes quantity"):
+        quantity.parse(text)
+
+
+@given(st.text(max_size=100))
+def test_any_text_becomes_a_label(text: str) -> None:
+    made = labels.value(text)
+    assert labels.is_value(made)
+    assert made == text or made != labels.value(text + "x")

@@ -1,0 +1,419 @@
+"""What is wrong with a sweep, a polyaxonfile or a profile, found before anything is submitted.
+
+Polyaxon's own check passes an undefined ``{{ name }}`` (it renders empty, and a flag silently loses
+its value), any text as a quantity, an image by tag, and a secret written out. All of these would be
+found hours later on a cluster, or never.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tasks.home import Home
+from tasks.launch import labels, pins, quantity, render, target
+from tasks.plan import published
+from tasks.plan.cell import UNRESOLVED
+from tasks.plan.plan import Plan
+from tasks.plan.sweep import parse_sweep, parse_yaml
+from warehouse.errors import BadInput
+
+#: Names Polyaxon gives to every template beside a component's inputs and outputs.
+_SECTIONS = frozenset({"params", "inputs", "outputs", "artifacts", "connections", "init", "matrix"})
+_GLOBALS = frozenset(
+    {
+        "owner_name", "project_name", "project_unique_name", "project_uuid", "username",
+        "user_email", "run_info", "name", "uuid", "namespace", "iteration", "context_path",
+        "artifacts_path", "run_artifacts_path", "run_outputs_path", "run_relative_outputs_path",
+        "store_path", "created_at", "compiled_at", "schedule_at", "started_at", "finished_at",
+        "duration", "cloning_kind", "original_uuid", "is_independent", "status",
+    }
+)  # fmt: skip
+_BY_DIGEST = re.compile(r"^[^@\s]+@sha256:[0-9a-f]{64}$")
+_ONE_NAME = re.compile(r"^\{\{\s*(\w+)\s*\}\}$")
+_OTHER_TYPES = {"integer": "int", "string": "str", "number": "float", "boolean": "bool"}
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
+_SECRET_NAME = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY(_ID)?|SECRET_?KEY|PRIVATE_?KEY"
+    r"|CREDENTIALS?)$"
+)
+#: Shapes of well-known secrets, by whose they are.
+_SECRET_SHAPES = {
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{20,}",
+    "a GitHub token": r"\b(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,})",
+    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
+    "an AWS key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+    "a Google key": r"\bAIza[A-Za-z0-9_-]{35}\b",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
+    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a login in an address": r"://[^/\s:@]+:[^/\s@{]+@",
+}
+_SHAPES = {name: re.compile(shape) for name, shape in _SECRET_SHAPES.items()}
+_TAGGED = "registry.invalid/image:latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    file: str
+    where: str
+    what: str
+    got: str | None = None
+    wanted: str | None = None
+
+    @property
+    def line(self) -> str:
+        """The finding as one line: ``FILE:where: what, got, wanted``."""
+        got = "" if self.got is None else f", got {self.got}"
+        wanted = "" if self.wanted is None else f", wanted {self.wanted}"
+        return " ".join(f"{self.file}:{self.where}: {self.what}{got}{wanted}".split())
+
+    def document(self) -> dict[str, object]:
+        """Return the finding for ``--json``."""
+        return asdict(self)
+
+
+def file(
+    path: Path, *, name: str | None = None, params: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Return what is wrong with a sweep, its pins or figures, a polyaxonfile or a profile.
+
+    ``params`` are values for a component's inputs, which are then checked too.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    shown = name or str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
+    try:
+        document = parse_yaml(text, where=shown)
+    except BadInput as error:
+        return [_refused(shown, error)]
+    found = list(_secrets(shown, document))
+    if not isinstance(document, dict):
+        return [*found, Finding(shown, "file", "not a mapping", type(document).__name__)]
+    if document.get("kind") in ("component", "operation"):
+        return found + _polyaxonfile(path, shown, document, params)
+    return found + _by_its_reader(path, shown, text, document)
+
+
+def _by_its_reader(
+    path: Path, shown: str, text: str, document: Mapping[str, object]
+) -> list[Finding]:
+    """Return why the reader of a sweep, a profile or pins refuses a file."""
+    try:
+        if "experiments" in document:
+            folder = path.parent
+            sweep = parse_sweep(
+                text, where=shown, read=lambda name: (folder / name).read_text(encoding="utf-8")
+            )
+            for _ in sweep.expand(memory_total_bytes=0):
+                pass
+        elif {"device", "operation"} <= document.keys():
+            return list(_profile(shown, target.load(str(path))))
+        elif {"pins", "sources"} <= document.keys():
+            pins.parse(text, where=shown)
+        elif "sweep" in document and {"documents", "of"} & document.keys():
+            published.parse(text, where=shown)
+        else:
+            wanted = "a sweep, a polyaxonfile, a profile, pins or published figures"
+            return [Finding(shown, "file", "of no known kind", wanted=wanted)]
+    except (BadInput, OSError) as error:
+        return [_refused(shown, error)]
+    return []
+
+
+def _refused(shown: str, error: Exception) -> Finding:
+    message = str(error)
+    for prefix in (f"{shown}: ", f"target {shown}: "):
+        message = message.removeprefix(prefix)
+    return Finding(shown, "file", message)
+
+
+def _profile(shown: str, profile: target.Profile) -> Iterator[Finding]:
+    if profile.image is not None and ("@" in profile.image or ":" in profile.image.split("/")[-1]):
+        yield Finding(shown, "image", "a tag or digest in it", profile.image, "image_digest apart")
+    yield from _resources(shown, "resources", profile.resources)
+    yield from _labels(shown, "environment", profile.environment)
+
+
+def _polyaxonfile(
+    path: Path, shown: str, document: dict[str, Any], params: Mapping[str, str] | None
+) -> list[Finding]:
+    """Return what is wrong with a polyaxonfile, the component it refers to included."""
+    whole = dict(document)
+    if (reference := document.get("pathRef")) is not None:
+        component = parse_yaml((path.parent / str(reference)).read_text(), where=str(reference))
+        whole["component"] = component
+        del whole["pathRef"]
+    found = list(_own_checks(shown, whole))
+    if told := render.problem(path, params):
+        found.append(Finding(shown, "file", f"Polyaxon's check: {told}"))
+    return found
+
+
+def operation(
+    built: Mapping[str, object], *, name: str, is_cluster: bool, asks_polyaxon: bool = True
+) -> list[Finding]:
+    """Return what is wrong with an operation as it would be submitted."""
+    found = [*_own_checks(name, built), *_secrets(name, _without_cell(built))]
+    if is_cluster:
+        found += _must_have(name, built)
+    if asks_polyaxon and (told := render.problem(built, {})):
+        found.append(Finding(name, "operation", f"Polyaxon's check: {told}"))
+    return found
+
+
+def before_submit(home: Home, profile: target.Profile, plan: Plan) -> None:
+    """Refuse a plan whose operations are wrong, before the first is submitted.
+
+    Operations of a plan differ in their cell only, so Polyaxon itself is asked about the first one
+    on a cluster; on this machine the operation is ours and Polyaxon is not imported for it.
+
+    Raises:
+        BadInput: the first finding, and how many there are.
+    """
+    found: list[Finding] = []
+    seen: set[str] = set()
+    for run in plan.runs():
+        if run.cell.cell_key in seen:
+            continue
+        built = target.operation(home, profile, run.cell)
+        is_cluster = not profile.is_embedded
+        found += operation(
+            built,
+            name=f"cell {run.cell.label}",
+            is_cluster=is_cluster,
+            asks_polyaxon=is_cluster and not seen,
+        )
+        seen.add(run.cell.cell_key)
+    if found:
+        raise BadInput(
+            f"{found[0].line}; {len(found)} findings in all, see: memsweep lint {plan.sweep.name} "
+            f"--target {profile.name} --objects"
+        )
+
+
+def _without_cell(built: Mapping[str, object]) -> dict[str, object]:
+    """Leave out the cell's text: prompts may look like anything, and are data."""
+    params = built.get("params")
+    left = {k: v for k, v in params.items() if k != "cell"} if isinstance(params, dict) else params
+    return {**built, "params": left}
+
+
+def _must_have(name: str, built: Mapping[str, Any]) -> Iterator[Finding]:
+    container = (built.get("runPatch") or {}).get("container") or {}
+    if not container.get("image"):
+        yield Finding(name, "runPatch.container.image", "no image", wanted="one by digest")
+    ended = built.get("termination") or {}
+    for key in ("timeout", "ttl"):
+        if not ended.get(key):
+            yield Finding(name, f"termination.{key}", "not given", wanted="seconds")
+
+
+# -- our own checks, on the composed document --------------------------------------------------
+
+
+def _own_checks(shown: str, whole: Mapping[str, Any]) -> Iterator[Finding]:
+    inner = whole.get("component")
+    component: Mapping[str, Any] = inner if isinstance(inner, dict) else whole
+    inputs = {
+        one["name"]: one
+        for kind in ("inputs", "outputs")
+        for one in component.get(kind) or []
+        if isinstance(one, dict) and "name" in one
+    }
+    yield from _cache(shown, whole, component)
+    yield from _termination(shown, whole, component)
+    yield from _types(shown, inputs)
+    for where, value in _walk(whole):
+        if isinstance(value, str):
+            yield from _templates(shown, where, value, inputs.keys())
+        elif isinstance(value, dict):
+            yield from _node(shown, where, value, inputs)
+
+
+def _cache(shown: str, whole: Mapping[str, Any], component: Mapping[str, Any]) -> Iterator[Finding]:
+    stated = [one["cache"] for one in _parts(whole, component) if one.get("cache")]
+    for cache in stated:
+        if cache.get("disable") is not True:
+            what, got = "an equal run would not be measured", str(cache.get("disable"))
+            yield Finding(shown, "cache.disable", what, got, "true")
+    if not stated:
+        what = "not stated: Polyaxon may answer from its cache"
+        yield Finding(shown, "cache", what, wanted="disable: true")
+
+
+def _termination(
+    shown: str, whole: Mapping[str, Any], component: Mapping[str, Any]
+) -> Iterator[Finding]:
+    for one in _parts(whole, component):
+        retries = (one.get("termination") or {}).get("maxRetries", 0)
+        if retries != 0:
+            what = "a retry under the same UUID would hide the first attempt"
+            yield Finding(shown, "termination.maxRetries", what, str(retries), "0")
+
+
+def _parts(whole: Mapping[str, Any], component: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return an operation and its component; one of them where there is only one."""
+    return [whole] if whole is component else [whole, component]
+
+
+def _types(shown: str, inputs: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Find types of other schemas, of which Polyaxon says nothing that can be understood."""
+    for name, one in inputs.items():
+        kind = str(one.get("type"))
+        if kind in _OTHER_TYPES:
+            yield Finding(shown, f"inputs.{name}.type", "unknown type", kind, _OTHER_TYPES[kind])
+
+
+def _templates(shown: str, where: str, text: str, names: Any) -> Iterator[Finding]:
+    if "{{" not in text and "{%" not in text:
+        return
+    import jinja2
+    from jinja2 import meta, nodes
+
+    try:
+        parsed = jinja2.Environment(autoescape=False).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        yield Finding(shown, where, f"no template: {error.message}", repr(text[:60]))
+        return
+    for name in sorted(meta.find_undeclared_variables(parsed)):
+        if name not in names and name not in _SECTIONS and name != "globals":
+            wanted = f"an input, or globals.NAME; inputs are {', '.join(sorted(names)) or 'none'}"
+            yield Finding(
+                shown, where, "an undefined name renders empty", f"{{{{ {name} }}}}", wanted
+            )
+    for node in parsed.find_all(nodes.Getattr):
+        owner = node.node.name if isinstance(node.node, nodes.Name) else None
+        if owner == "globals" and node.attr not in _GLOBALS:
+            got = f"{{{{ globals.{node.attr} }}}}"
+            yield Finding(shown, where, "an undefined name renders empty", got, "a known global")
+        if owner in ("params", "inputs") and node.attr not in names and node.attr != "as_args":
+            got = f"{{{{ {owner}.{node.attr} }}}}"
+            yield Finding(shown, where, "an undefined name renders empty", got, "an input")
+
+
+def _node(
+    shown: str, where: str, node: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Check one mapping by what it holds."""
+    if isinstance(node.get("resources"), dict):
+        yield from _resources(shown, f"{where}.resources", node["resources"])
+    if isinstance(node.get("emptyDir"), dict) and "sizeLimit" in node["emptyDir"]:
+        size = node["emptyDir"]["sizeLimit"]
+        yield from _quantity(shown, f"{where}.emptyDir.sizeLimit", "sizeLimit", size)
+    if isinstance(node.get("environment"), dict):
+        yield from _labels(shown, f"{where}.environment".lstrip("."), node["environment"])
+    if isinstance(node.get("image"), str) and where.rpartition(".")[2].startswith(
+        ("container", "sidecars", "containers")
+    ):
+        yield from _image(shown, f"{where}.image", node["image"], inputs)
+    yield from _shell(shown, where, node)
+
+
+def _image(shown: str, where: str, image: str, inputs: Mapping[str, Any]) -> Iterator[Finding]:
+    wanted = "IMAGE@sha256:…, or an input whose regex asks for that"
+    named = _ONE_NAME.match(image)
+    if image.endswith(f"@{UNRESOLVED}"):
+        yield Finding(shown, where, "the image has no digest yet", image, "memsweep pin SWEEP")
+        return
+    if named is None:
+        if not _BY_DIGEST.match(image):
+            yield Finding(shown, where, "an image that can change", image, wanted)
+        return
+    regex = ((inputs.get(named[1]) or {}).get("validation") or {}).get("regex")
+    # Polyaxon matches from the start only, so the pattern has to close itself.
+    if regex is None or re.match(str(regex), _TAGGED) or not str(regex).endswith("$"):
+        yield Finding(shown, where, "an image that can change", image, wanted)
+
+
+def _shell(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]:
+    command = node.get("command")
+    if not isinstance(command, list) or not command:
+        return
+    if PurePosixPath(str(command[0])).name not in _SHELLS:
+        return
+    for text in [*command, *(node.get("args") or [])]:
+        if "{{" in str(text):
+            what = "a parameter inside a shell line can become a command"
+            yield Finding(shown, f"{where}.command", what, str(text)[:60], "arguments, no shell")
+
+
+def _resources(shown: str, where: str, resources: object) -> Iterator[Finding]:
+    if not isinstance(resources, dict):
+        return
+    for kind in ("requests", "limits"):
+        for name, value in (resources.get(kind) or {}).items():
+            yield from _quantity(shown, f"{where}.{kind}.{name}", str(name), value)
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    for name in requests:
+        if quantity.is_whole_only(str(name)) and str(requests[name]) != str(limits.get(name)):
+            what = "requests and limits of such a resource have to be equal"
+            got = f"{requests[name]} and {limits.get(name)}"
+            yield Finding(shown, f"{where}.requests.{name}", what, got)
+
+
+def _quantity(shown: str, where: str, name: str, value: object) -> Iterator[Finding]:
+    if isinstance(value, str) and "{{" in value:
+        return
+    try:
+        number = quantity.parse(value)
+    except ValueError as error:
+        yield Finding(shown, where, f"no quantity: {error}")
+        return
+    if quantity.is_whole_only(name) and number != int(number):
+        yield Finding(shown, where, "given out in whole pieces only", str(value), "an integer")
+
+
+def _labels(shown: str, where: str, environment: object) -> Iterator[Finding]:
+    found = environment.get("labels") if isinstance(environment, dict) else None
+    for bad in labels.problems(found if isinstance(found, dict) else {}):
+        wanted = "at most 63 of A-Z a-z 0-9 _ . - and a letter or digit at both ends"
+        yield Finding(shown, f"{where}.labels", "not a label", bad, wanted)
+
+
+def _secrets(shown: str, document: object) -> Iterator[Finding]:
+    """Find secrets written out; a finding never repeats one."""
+    for where, value in _walk(document):
+        if isinstance(value, dict):
+            yield from _secret_values(shown, where, value)
+        elif isinstance(value, str):
+            for kind, shape in _SHAPES.items():
+                if shape.search(value):
+                    yield Finding(
+                        shown, where, f"looks like {kind}", wanted="a secret by reference"
+                    )
+
+
+def _secret_values(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find a value under a name that says it is a secret."""
+    pairs = [(node["name"], node["value"])] if "name" in node and "value" in node else []
+    pairs += [(name, value) for name, value in node.items() if not isinstance(value, list)]
+    for name, value in pairs:
+        held = value.get("value") if isinstance(value, dict) else value
+        if isinstance(held, str) and held and _SECRET_NAME.search(str(name).upper()):
+            what = f"the value of {name} is written out"
+            yield Finding(shown, where or str(name), what, wanted="valueFrom.secretKeyRef")
+
+
+def _walk(value: object, where: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every mapping and every plain value with its place."""
+    if isinstance(value, Mapping):
+        yield where, value
+        for name, inner in value.items():
+            yield from _walk(inner, f"{where}.{name}" if where else str(name))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _walk(inner, f"{where}[{index}]")
+    else:
+        yield where, value

@@ -1,0 +1,241 @@
+"""``lint`` and ``pin`` as typed: exit codes, lines, JSON and the files they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from testkit.servers import MANIFEST, MANIFEST_DIGEST, Answer, Hub, registry, serving
+
+from flows import cli
+from tasks.launch import target
+
+#: Recognisably fake; digits only would be taken for a number.
+DIGEST, COMMIT = "sha256:" + "0" * 64, "a" * 40
+GONE = "http://127.0.0.1:1"
+SWEEP = """
+name: mine
+model: owner/name
+pins: {image_digest: unresolved}
+server: {max_model_len: 1024}
+repeats: 3
+experiments:
+  - name: one
+    vary: {max_num_seqs: [8, 16]}
+    points: [{parallel: 4, number: 8}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of its own with one sweep and one cluster's profile."""
+    monkeypatch.setenv("MEMSWEEP_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.sweep.yaml").write_text(SWEEP)
+    shutil.copy(target.PROFILES / "cluster-a10.yaml", tmp_path / "far.yaml")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    assert cli.run([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def both(path: str, headers: Any, url: str) -> Answer:
+    """A registry and a hub at one address."""
+    if path.startswith("/api/"):
+        return Hub("owner/name", COMMIT, {})(path, headers, url)
+    names = ("memsweep/engine:v0.27.0", "vllm/vllm-openai:v0.27.0")
+    return registry(dict.fromkeys(names, MANIFEST))(path, headers, url)
+
+
+# -- lint --------------------------------------------------------------------------------------
+
+
+def test_what_is_shipped_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["lint"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing found" in err
+
+
+def test_findings_are_lines_on_stdout_and_exit_1(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {
+        "kind": "component",
+        "run": {"kind": "job", "container": {"image": "a:latest", "args": ["{{ nothing }}"]}},
+    }
+    (here / "bad.yaml").write_text(yaml.safe_dump(bad))
+    assert cli.run(["lint", "bad.yaml", "mine.sweep.yaml"]) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in out.splitlines()] == [
+        "bad.yaml:cache",
+        "bad.yaml:run.container.image",
+        "bad.yaml:run.container.args[0]",
+    ]
+    assert err == "memsweep: 3 findings in 1 files\n"
+
+
+def test_an_unknown_file_and_a_bad_parameter_are_bad_input(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["lint", "nowhere.yaml"]) == 2
+    assert "neither a file nor shipped" in capsys.readouterr().err
+    assert cli.run(["lint", "service.yaml", "-P", "max_model_len"]) == 2
+    assert "wanted NAME=VALUE" in capsys.readouterr().err
+
+
+def test_the_objects_of_a_sweep_are_listed_without_a_server(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = told(capsys, "lint", "mine.sweep.yaml", "--target", "far.yaml", "--objects", code=1)
+    assert {one["what"] for one in shown["findings"]} == {"the image has no digest yet"}
+    first, second = shown["objects"]
+    assert (first["cell"], second["cell"]) == ("one/max_num_seqs=8", "one/max_num_seqs=16")
+    assert (first["runs"], first["kind"]) == (3, "Job (polyaxon.com/v1)")
+    assert first["requests"]["nvidia.com/gpu"] == "1"
+    assert first["ttl_s"] == 86_400
+    assert first["labels"]["app.kubernetes.io/created-by"] == "memsweep"
+    assert first["labels"]["memsweep/cell"] != second["labels"]["memsweep/cell"]
+    assert shown["needs"]["mine.sweep.yaml"] == {
+        "namespace": ["polyaxon"],
+        "service account": ["memsweep"],
+        "priority class": ["memsweep-batch"],
+        "volume claim": ["memsweep-models"],
+    }
+    assert shown["at_once"]["mine.sweep.yaml"]["nvidia.com/gpu"] == "2"
+
+
+def test_here_a_sweep_creates_no_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["lint", "demo", "--objects"]) == 0
+    assert "runs are processes on this machine" in capsys.readouterr().err
+
+
+def test_a_pinned_sweep_is_rendered_to_files(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SWEEP.replace("image_digest: unresolved", f"image_digest: '{DIGEST}'")
+    (here / "mine.sweep.yaml").write_text(
+        text.replace("pins: {", f"pins: {{model_revision: {COMMIT}, ")
+    )
+    wanted = ["lint", "mine.sweep.yaml", "--target", "far.yaml", "--objects", "--render", "out"]
+    assert cli.run(wanted) == 0
+    out, err = capsys.readouterr()
+    assert "one/max_num_seqs=8" in out
+    assert "kubectl -n polyaxon get jobs.polyaxon.com,pods -l app.kubernetes.io/created-by" in err
+    made = [yaml.safe_load(path.read_text()) for path in sorted((here / "out").iterdir())]
+    assert [one["kind"] for one in made] == ["Job", "Job"]
+    assert DIGEST in json.dumps(made[0])
+
+
+def test_a_component_is_rendered_with_its_parameters(here: Path) -> None:
+    values = {
+        "image": f"registry.example.com/e@{DIGEST}",
+        "model": "Qwen/Qwen3-4B",
+        "model_revision": COMMIT,
+        "max_model_len": "4096",
+        "max_num_seqs": "8",
+    }
+    given = [word for name, value in values.items() for word in ("-P", f"{name}={value}")]
+    assert cli.run(["lint", "service.yaml", *given, "--render", "out"]) == 0
+    assert yaml.safe_load((here / "out" / "service.yaml").read_text())["kind"] == "Service"
+    low = [word.replace("=4096", "=0") for word in given]
+    assert cli.run(["lint", "service.yaml", *low]) == 1
+
+
+# -- pin ---------------------------------------------------------------------------------------
+
+
+def test_pin_resolves_what_is_open_and_the_plan_takes_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = told(capsys, "plan", "mine.sweep.yaml", "--target", "far.yaml")
+    assert any("image_digest" in one for one in before["unresolved"])
+    with serving(both) as server:
+        ends = ["--registry", server.url, "--hub", server.url]
+        shown = told(capsys, "pin", "mine.sweep.yaml", "--target", "far.yaml", *ends, "--build")
+    assert shown["unresolved"] == []
+    values = {one["pin"]: one for one in shown["pins"]}
+    assert values["image_digest"]["of"] == "registry.example.com/memsweep/engine:v0.27.0"
+    assert values["image_digest"]["value"] == MANIFEST_DIGEST
+    assert values["model_revision"]["value"] == COMMIT
+    assert all(one["source"].startswith(server.url) and one["at"] for one in shown["pins"])
+    assert shown["build"] == {
+        "BASE_IMAGE": "vllm/vllm-openai",
+        "BASE_DIGEST": MANIFEST_DIGEST,
+        "ENGINE_VERSION": "0.27.0",
+    }
+    written = yaml.safe_load((here / "mine.sweep.pins.yaml").read_text())
+    assert written["pins"] == {"image_digest": MANIFEST_DIGEST, "model_revision": COMMIT}
+    after = told(capsys, "plan", "mine.sweep.yaml", "--target", "far.yaml")
+    assert after["unresolved"] == []
+    pins = after["cells"][0]["cell"]["pins"]
+    assert (pins["image_digest"], pins["model_revision"]) == (MANIFEST_DIGEST, COMMIT)
+    assert after["cells"][0]["cell_key"] != before["cells"][0]["cell_key"]
+    assert after["cells"][0]["setting_key"] == before["cells"][0]["setting_key"]
+    assert cli.run(["lint", "mine.sweep.pins.yaml"]) == 0
+
+
+def test_what_cannot_be_resolved_is_named_and_never_made_up(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["pin", "mine.sweep.yaml", "--image", "a/b:v1", "--registry", GONE, "--hub", GONE]
+    assert cli.run(arguments) == 3
+    err = capsys.readouterr().err
+    assert "not resolved: image a/b:v1" in err
+    assert "model owner/name" in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (here / "mine.sweep.pins.yaml").exists()
+
+
+def test_what_was_resolved_is_kept_where_the_rest_cannot_be(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(both) as server:
+        ends = ["--registry", GONE, "--hub", server.url]
+        shown = told(capsys, "pin", "mine.sweep.yaml", "--image", "a/b:v1", *ends, code=3)
+    assert [one["pin"] for one in shown["pins"]] == ["model_revision"]
+    assert shown["unresolved"][0].startswith("image a/b:v1")
+    written = yaml.safe_load((here / "mine.sweep.pins.yaml").read_text())
+    assert written["pins"] == {"model_revision": COMMIT}
+
+
+def test_a_shipped_sweeps_pins_go_to_this_directory(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(both) as server:
+        far = ["--target", "far.yaml", "--registry", server.url]
+        assert told(capsys, "pin", "demo", *far)["file"] == "demo.pins.yaml"
+    assert (here / "demo.pins.yaml").is_file()
+
+
+def test_a_sweep_without_open_pins_asks_nobody(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["pin", "demo", "--hub", GONE]) == 0
+    assert "nothing is open" in capsys.readouterr().err
+    assert not (here / "demo.pins.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--registry", "http://registry.example.com"], "http:// on this machine"),
+        (["--hub", "https://me:word@hub.example.com"], "no place in an address"),
+        (["--image", "a/b"], "NAME:TAG"),
+        (["--image", f"a/b@{DIGEST}"], "NAME:TAG"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["pin", "mine.sweep.yaml", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert "word@" not in err

@@ -1,0 +1,306 @@
+"""Lint: what Polyaxon's own check lets pass is found, and what comes with the project is clean."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.home import Home
+from tasks.launch import lint, target
+from tasks.launch.target import Profile
+from warehouse.errors import BadInput
+
+ROOT = Path(__file__).parent.parent.parent
+#: Recognisably fake.
+DIGEST = "sha256:" + "0" * 64
+IMAGE = f"registry.invalid/image@{DIGEST}"
+
+
+def component(**changes: Any) -> dict[str, Any]:
+    """A polyaxonfile with nothing wrong; ``changes`` replace its sections."""
+    document: dict[str, Any] = {
+        "version": 1.1,
+        "kind": "component",
+        "name": "x",
+        "cache": {"disable": True},
+        "inputs": [{"name": "length", "type": "int"}],
+        "run": {
+            "kind": "job",
+            "container": {
+                "image": IMAGE,
+                "command": ["vllm"],
+                "args": ["--max-model-len={{ length }}", "{{ globals.run_outputs_path }}"],
+                "resources": {"limits": {"nvidia.com/gpu": 1, "memory": "8Gi"}},
+            },
+        },
+    }
+    return document | changes
+
+
+def with_run(**changes: Any) -> dict[str, Any]:
+    document = component()
+    document["run"] |= changes
+    return document
+
+
+def with_container(**changes: Any) -> dict[str, Any]:
+    document = component()
+    document["run"]["container"] |= changes
+    return document
+
+
+def found(tmp_path: Path, document: object, **options: Any) -> list[str]:
+    path = tmp_path / "file.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document))
+    return [one.line for one in lint.file(path, name="file.yaml", **options)]
+
+
+def test_a_good_file_has_no_findings(tmp_path: Path) -> None:
+    assert found(tmp_path, component()) == []
+    assert found(tmp_path, component(), params={"length": "8"}) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "where", "said"),
+    [
+        (
+            with_container(args=["{{ lenght }}"]),
+            "run.container.args[0]",
+            "got {{ lenght }}, wanted an input",
+        ),
+        (
+            with_container(args=["{{ globals.outputs }}"]),
+            "run.container.args[0]",
+            "{{ globals.outputs }}",
+        ),
+        (
+            with_container(args=["{{ params.other }}"]),
+            "run.container.args[0]",
+            "{{ params.other }}",
+        ),
+        (with_container(args=["{{ length "]), "run.container.args[0]", "no template"),
+        (
+            with_container(resources={"limits": {"memory": "banana"}}),
+            "run.container.resources.limits.memory",
+            "got 'banana', wanted a Kubernetes quantity",
+        ),
+        (
+            with_container(resources={"limits": {"nvidia.com/gpu": "0.5"}}),
+            "run.container.resources.limits.nvidia.com/gpu",
+            "whole pieces",
+        ),
+        (
+            with_container(
+                resources={"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 1}}
+            ),
+            "run.container.resources.requests.nvidia.com/gpu",
+            "got 2 and 1",
+        ),
+        (
+            with_container(image="vllm/vllm-openai:latest"),
+            "run.container.image",
+            "an image that can change",
+        ),
+        (
+            with_container(image="vllm/vllm-openai"),
+            "run.container.image",
+            "an image that can change",
+        ),
+        (with_container(image="{{ length }}"), "run.container.image", "an image that can change"),
+        (
+            with_container(image="a/b@unresolved"),
+            "run.container.image",
+            "wanted memsweep pin SWEEP",
+        ),
+        (
+            with_container(env=[{"name": "HF_TOKEN", "value": "planted-value"}]),
+            "run.container.env[0]",
+            "the value of HF_TOKEN is written out, wanted valueFrom.secretKeyRef",
+        ),
+        (
+            with_container(env=[{"name": "HF_TOKEN", "value": "{{ length }}"}]),
+            "run.container.env[0]",
+            "HF_TOKEN is written out",
+        ),
+        (
+            with_container(env=[{"DB_PASSWORD": "planted-value"}]),
+            "run.container.env[0]",
+            "DB_PASSWORD",
+        ),
+        (with_container(args=["hf_" + "x" * 34]), "run.container.args[0]", "a Hugging Face token"),
+        (with_container(args=["AKIA" + "A" * 16]), "run.container.args[0]", "an AWS key"),
+        (
+            with_container(args=["https://me:planted@host/x"]),
+            "run.container.args[0]",
+            "a login in an address",
+        ),
+        (component(cache={"disable": False}), "cache.disable", "got False, wanted true"),
+        (component(cache=None), "cache", "wanted disable: true"),
+        (component(termination={"maxRetries": 2}), "termination.maxRetries", "got 2, wanted 0"),
+        (
+            with_container(command=["/bin/bash", "-c"], args=["vllm --len {{ length }}"]),
+            "run.container.command",
+            "can become a command",
+        ),
+        (
+            with_run(environment={"labels": {"a b": "c"}}),
+            "run.environment.labels",
+            "not a label, got a b: c",
+        ),
+        (
+            with_run(volumes=[{"name": "v", "emptyDir": {"sizeLimit": "much"}}]),
+            "run.volumes[0].emptyDir.sizeLimit",
+            "'much'",
+        ),
+        (with_container(imge=IMAGE), "file", "Polyaxon's check"),
+        (
+            component(inputs=[{"name": "length", "type": "integer"}]),
+            "inputs.length.type",
+            "got integer, wanted int",
+        ),
+    ],
+)
+def test_what_is_wrong_is_found_where_it_is(
+    document: dict[str, Any], where: str, said: str, tmp_path: Path
+) -> None:
+    lines = found(tmp_path, document)
+    matching = [one for one in lines if one.startswith(f"file.yaml:{where}: ") and said in one]
+    assert len(matching) == 1, lines
+    assert not any("planted" in one for one in lines)
+
+
+def test_an_image_by_input_has_to_be_forced_to_a_digest(tmp_path: Path) -> None:
+    document = with_container(image="{{ image }}")
+    strict = {"regex": "^[a-z./]+@sha256:[0-9a-f]{64}$"}
+    for validation, count in ((strict, 0), ({"regex": "^[a-z./]+@sha256:"}, 1), ({}, 1)):
+        entry = {"name": "image", "type": "str", "validation": validation}
+        document["inputs"] = [{"name": "length", "type": "int"}, entry]
+        assert len(found(tmp_path, document)) == count
+
+
+def test_params_are_checked_strictly_when_given(tmp_path: Path) -> None:
+    document = component()
+    document["inputs"][0]["validation"] = {"ge": 8}
+    (low,) = found(tmp_path, document, params={"length": "1"})
+    assert "greater than or equal to `8`" in low
+    (unknown,) = found(tmp_path, document, params={"length": "8", "lenght": "9"})
+    assert "lenght" in unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 1\n", "not a mapping"),
+        ("a: [", "not valid YAML"),
+        ("a: 1\n", "of no known kind"),
+        ("name: x\nmodel: m\nexperiments: []\n", "experiments"),
+        ("description: x\ndevice: tpu\noperation: gpu.yaml\n", "device"),
+        ("pins: {}\nsources: []\n", "format"),
+    ],
+)
+def test_other_files_are_read_by_their_readers(text: str, said: str, tmp_path: Path) -> None:
+    (line,) = found(tmp_path, text)
+    assert said in line
+    assert line.startswith("file.yaml:file: ")
+
+
+def test_a_profile_is_checked_for_tags_and_quantities(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((target.PROFILES / "cluster-a10.yaml").read_text())
+    shipped |= {"image": "registry.invalid/engine:v1", "quota": {}}
+    shipped["resources"]["requests"]["cpu"] = "many"
+    lines = found(tmp_path, shipped)
+    assert any("image: a tag or digest in it" in one for one in lines)
+    assert any("resources.requests.cpu" in one for one in lines)
+    assert len(lines) == 2
+
+
+def tracked() -> list[str]:
+    out = subprocess.run(
+        ["git", "ls-files", "*.yaml", "*.yml"],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+    return [n for n in out.stdout.splitlines() if (ROOT / n).is_file()]
+
+
+def test_every_tracked_yaml_is_clean() -> None:
+    """Recorded inputs under tests/ are data; everything else that is YAML is checked."""
+    checked = [name for name in tracked() if not name.startswith(("tests/", "."))]
+    assert any(name.startswith("flows/sweeps/") for name in checked)
+    assert any(name.startswith("polyaxonfiles/profiles/") for name in checked)
+    assert [f.line for n in checked for f in lint.file(ROOT / n, name=n)] == []
+
+
+# -- before a sweep is submitted ---------------------------------------------------------------
+
+
+def cluster(**changes: Any) -> Profile:
+    shipped = target.load("cluster-a10").model_dump()
+    return Profile.model_validate(shipped | {"image_digest": DIGEST} | changes)
+
+
+def a_plan(**changes: Any) -> Any:
+    from testkit.planning import demo
+
+    pinned = {"device": "cuda", "engine_lock_sha256": None, "image_digest": DIGEST}
+    return demo(**(pinned | {"revision": lambda name: "a" * 40} | changes))
+
+
+def test_a_good_plan_passes_on_a_cluster_and_here(home: Home) -> None:
+    from testkit.planning import demo
+
+    lint.before_submit(home, cluster(), a_plan())
+    lint.before_submit(home, target.load("local"), demo())
+
+
+def test_a_bad_profile_stops_the_sweep_before_anything_is_submitted(home: Home) -> None:
+    bad = cluster(environment={"serviceAccountNme": "x"})
+    with pytest.raises(BadInput, match="Polyaxon's check") as error:
+        lint.before_submit(home, bad, a_plan())
+    assert "\n" not in str(error.value)
+    labels = cluster(environment={"labels": {"a b": "c"}})
+    with pytest.raises(BadInput, match="not a label"):
+        lint.before_submit(home, labels, a_plan())
+
+
+def test_a_local_sweep_is_checked_without_importing_polyaxon(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from testkit.planning import demo
+
+    def asked(*_: object) -> None:
+        raise AssertionError("Polyaxon was asked")
+
+    monkeypatch.setattr("tasks.launch.render.problem", asked)
+    lint.before_submit(home, target.load("local"), demo())
+
+
+def test_what_a_cluster_operation_must_have_is_missed() -> None:
+    bare = {
+        "kind": "operation",
+        "cache": {"disable": True},
+        "termination": {"maxRetries": 0},
+        "component": component(),
+        "params": {"length": {"value": 8}},
+    }
+    lines = [f.line for f in lint.operation(bare, name="x", is_cluster=True, asks_polyaxon=False)]
+    assert [line.partition(": ")[0] for line in lines] == [
+        "x:runPatch.container.image",
+        "x:termination.timeout",
+        "x:termination.ttl",
+    ]
+
+
+def test_prompts_inside_a_cell_are_data() -> None:
+    document = component(inputs=[{"name": "cell", "type": "str"}])
+    document["run"]["container"]["args"] = ["{{ cell }}"]
+    built = {
+        "kind": "operation",
+        "cache": {"disable": True},
+        "component": document,
+        "params": {"cell": {"value": "my password is hf_" + "x" * 34}},
+    }
+    assert lint.operation(built, name="x", is_cluster=False, asks_polyaxon=False) == []
