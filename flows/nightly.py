@@ -14,6 +14,7 @@ The policy, in one place:
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from flows.sweep import RUNNER, measure_in_flow
 from tasks import notify, schedules
 from tasks.home import Home
 from tasks.launch import services
+from tasks.launch import target as targets
 from tasks.plan.plan import make_plan
 from tasks.plan.sweep import Sweep, parse_sweep
 from tasks.reconcile import crash_dead_flows, crash_dead_nights
@@ -105,6 +107,7 @@ def night(
     ``sweep`` is a shipped sweep's name or a file; ``budget_minutes`` as in `run --budget`;
     ``webhook_env`` names the variable that holds the webhook's address.
     """
+    logging.getLogger("prefect.flow_runs").addFilter(_says_more_than_the_state)
     home = Home.find()
     this = _begin(home, sweep, target, flow_run.get_scheduled_start_time())
     hook = Webhook(webhook, webhook_env, webhook_always)
@@ -120,6 +123,11 @@ def night(
         raise
     _end(home, this, found, hook)
     return state
+
+
+def _says_more_than_the_state(record: logging.LogRecord) -> bool:
+    """Drop Prefect's traceback of a state that is not Completed: it was said in a line already."""
+    return not record.getMessage().startswith("Engine execution exited")
 
 
 def _begin(home: Home, sweep: str, target: str, scheduled: datetime) -> Night:
@@ -307,14 +315,13 @@ def commands(home: Home, this: Night, found: Found) -> list[str]:
 
 def _show_in_prefect(home: Home, this: Night, found: Found) -> None:
     """Leave a table and a page with links as artifacts of the flow run; no measured data."""
-    ends = services.endpoints(home)
-    host = ends.polyaxon_host if ends else ""
+    runs = _runs_page(home, str(this.target))
     key = f"night-{this.sweep}"
     title = f"Night {this.night} of {this.sweep}: {found.verdict}"
     if found.cells:
         create_table_artifact(
             key=key,
-            table=[table_row(home, cell, host) for cell in found.cells],
+            table=[table_row(home, cell, runs) for cell in found.cells],
             description=title,
         )
     create_markdown_artifact(
@@ -322,12 +329,19 @@ def _show_in_prefect(home: Home, this: Night, found: Found) -> None:
     )
 
 
-def table_row(home: Home, cell: dict[str, Any], host: str) -> dict[str, str]:
+def _runs_page(home: Home, target: str) -> str | None:
+    """Return the address of a target's runs in Polyaxon's UI."""
+    profile = targets.load(target)
+    ends = services.endpoints(home)
+    host = profile.host or (ends.polyaxon_host if ends else None)
+    return host and f"{host}/ui/{profile.owner}/{profile.project}/runs"
+
+
+def table_row(home: Home, cell: dict[str, Any], runs: str | None) -> dict[str, str]:
     """Return one run as a row of the summary: text and links only."""
     tokens = cell["metrics"].get("kv_cache_size_tokens", {})
     uuid = str(cell["run_uuid"])
-    ran = cell["outcome"] != "infeasible"
-    ui = f"{host}/ui/default/memsweep/runs/{uuid.replace('-', '')}"
+    in_polyaxon = runs and cell["outcome"] != "infeasible"
     return {
         "cell": f"{cell['label']} #{cell['repeat']}",
         "outcome": str(cell["outcome"]),
@@ -336,7 +350,7 @@ def table_row(home: Home, cell: dict[str, Any], host: str) -> dict[str, str]:
         "KV tokens predicted": _text(tokens.get("predicted")),
         "KV tokens measured": _text(tokens.get("measured")),
         "run": uuid,
-        "Polyaxon": ui if ran and host else "",
+        "Polyaxon": f"{runs}/{uuid.replace('-', '')}" if in_polyaxon else "",
         "bundle": str(home.bundles / uuid),
     }
 

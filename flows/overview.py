@@ -182,8 +182,7 @@ def _as_polyaxon_says(ends: services.Endpoints | None, run_uuid: str) -> dict[st
 
 def scheduled(home: Home) -> list[dict[str, Any]]:
     """Return what is scheduled, with what Prefect says about it where it can be asked."""
-    ends = services.endpoints(home)
-    api_url = ends.prefect_api_url if ends else None
+    api_url = services.prefect_api_url(home)
     return [
         {
             "name": one.name,
@@ -297,7 +296,7 @@ def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
         *_needs_of_services(found),
         *_needs_of_schedules(found["schedules"]),
         *_needs_of_nights(home, found["nights"]),
-        *_needs_of_rounds(home, found["rounds"]),
+        *_needs_of_rounds(home, found),
         *_needs_of_runs(found["running"]),
         *_needs_of_the_disk(home, found),
     ]
@@ -345,18 +344,22 @@ def _needs_of_nights(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[
                 yield Need(what, f"memsweep run {_call(schedule.sweep, schedule.target)} --fresh")
             case "failed" | "regression" if row["round"]:
                 yield Need(what, f"memsweep compare {row['sweep']}@{row['round']}")
-            case "failed" | "died" | "stopped":
+            case "failed" | "died":
                 log = schedules.log_file(home, str(row["flow_run_id"]))
                 yield Need(what, f"tail -n 40 {log}")
         if row["webhook"] not in (None, "sent"):
             yield Need(f"night {row['night']}: {row['webhook']}", "memsweep schedule --list")
 
 
-def _needs_of_rounds(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
-    for row in rows:
+def _needs_of_rounds(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
+    # A night opens its round a moment before it holds it.
+    going = {row["sweep"] for row in found["nights"] if row["verdict"] == "going"}
+    for row in found["rounds"]:
         if row["problem"]:
             yield Need(f"{row['round']}: {row['problem']}", f"ls {home.rounds / row['round']}")
-        elif row["finished"] != row["runs"] and row["pid"] is None and row["newest"]:
+        elif row["sweep"] in going or row["pid"] is not None or not row["newest"]:
+            continue
+        elif row["finished"] != row["runs"]:
             left = row["runs"] - row["finished"]
             yield Need(
                 f"{row['round']}: unfinished, {left} of {row['runs']} runs are missing",

@@ -221,9 +221,9 @@ def _remove(home: Home, name: str, json: bool) -> None:
         names = ", ".join(one.name for one in known) or "nothing"
         raise BadInput(f"--remove: {name!r} is not scheduled; what is: {names}")
     schedules.remove(home, found.name)
-    ends = services.endpoints(home)
-    if ends is not None:
-        scheduler.drop_removed(home, ends.prefect_api_url)
+    api_url = services.prefect_api_url(home)
+    if api_url is not None:
+        scheduler.drop_removed(home, api_url)
     if len(known) == 1:
         services.end_scheduler(home)
     if json:

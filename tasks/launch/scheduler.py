@@ -44,18 +44,18 @@ class Scheduler:
         """Restart dead services; start the worker where it is not there, or asks another server."""
         try:
             services.keep_alive(self._home)
-            ends = services.endpoints(self._home)
+            url = services.prefect_api_url(self._home)
         except (MemsweepError, OSError) as error:
             print(f"services could not be looked at: {error}", flush=True)  # noqa: T201 - its log
             return
-        url = ends.prefect_api_url if ends else self._url
+        if url is None:
+            return
         if self._worker is not None and self._worker.poll() is None:
             if url == self._url:
                 return
             self._worker.kill()
             self._worker.wait()
-        waited = time.monotonic() - self._started
-        if url is not None and waited >= RESTART_S and services.prefect_answers(self._home):
+        if time.monotonic() - self._started >= RESTART_S:
             drop_removed(self._home, url)
             self._start(url)
 

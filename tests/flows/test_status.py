@@ -1,0 +1,295 @@
+"""``status`` and ``schedule``: told from files where need be, with a command for every need."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli, overview
+from tasks import processes, schedules
+from tasks.files import write_json
+from tasks.home import Home
+from tasks.launch import services
+from tasks.launch.settings import run_outputs
+from tasks.plan.sweep import parse_sweep
+from tasks.rounds import RepeatState, open_round
+from tasks.schedules import Night, Schedule
+
+SWEEP = """
+name: small
+model: tiny-qwen3
+repeats: 1
+server: {max_model_len: 2048, kv_cache_memory_bytes: 16777216, enforce_eager: true}
+experiments:
+  - {name: e, points: [{parallel: 1, number: 1}]}
+"""
+LABEL = "2026-11-29T02-00-00Z"
+UUID = "00000000-0000-4000-8000-000000000001"
+
+#: Keys scripts rely on; more are only ever added.
+KEYS = {
+    "": "format services schedules nights running rounds disk quarantined needs",
+    "services": "name state pid url",
+    "schedules": "name sweep target cron timezone next_times max_late_hours budget_minutes webhook "
+    "directory in_prefect paused late",
+    "nights": "night sweep target verdict message began_at ended_at round flow_run_id pid webhook",
+    "running": "round label repeat run_uuid phase load_point since pid status pending",
+    "rounds": "round sweep target opened_at pid runs finished unexpected problem newest",
+    "disk": "free_bytes low",
+    "quarantined": "bundle reason",
+    "needs": "what command",
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_force(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+def schedule(home: Home, **changes: Any) -> Schedule:
+    whole = Schedule(
+        "small", "/sweeps/small.yaml", "local", "0 2 * * *", "UTC", "/", "2026-11-28T10:00:00.000Z"
+    )
+    schedules.save(home, made := replace(whole, **changes))
+    return made
+
+
+def night(home: Home, flow_run_id: str, verdict: str | None, **changes: Any) -> None:
+    """Keep a night; without a verdict its process is gone."""
+    whole = Night(
+        flow_run_id, os.getpid(), 1, f"2026-11-29T02:00:0{len(schedules.nights(home))}.000Z",
+        sweep="small", target="local", night=LABEL, verdict=verdict,
+        ended_at="2026-11-29T03:00:00.000Z" if verdict else None,
+    )  # fmt: skip
+    schedules.save_night(home, replace(whole, **changes))
+
+
+def round_id(home: Home, *, label: str | None = LABEL) -> str:
+    sweep = parse_sweep(SWEEP, where="x")
+    return open_round(home, sweep, SWEEP, target="local", fresh=True, label=label)[0].id
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert cli.run(["status", "--json"]) == 0
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def needs(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
+    return [(need["what"], need["command"]) for need in told(capsys)["needs"]]
+
+
+def test_keys_scripts_rely_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    schedule(home)
+    night(home, "f1", "failed", message="0 of 1 cells as expected")
+    folder = home.rounds / round_id(home)
+    write_json(
+        folder / "repeats" / "key.1.json",
+        {"cell_key": "key", "repeat": 1, "attempt": 1, "run_uuid": UUID, "at": "2026"},
+    )
+    write_json(home.quarantine / "x" / "reason.json", {"path": UUID, "reason": "no manifest"})
+    value = told(capsys)
+    for part, keys in KEYS.items():
+        rows = value if part == "" else value[part]
+        row = rows[0] if isinstance(rows, list) else rows
+        assert set(row) >= set(keys.split()), part
+
+
+def test_nothing_here_needs_no_hand_and_makes_nothing(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["status"]) == 0
+    assert "Nothing needs a hand." in capsys.readouterr().out
+    assert not home.root.exists()
+
+
+def test_a_schedule_without_its_scheduler_needs_the_services(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule(home)
+    value = told(capsys)
+    assert value["needs"][0]["command"] == "memsweep services up"
+    assert value["schedules"][0]["next_times"][0].endswith("T02:00:00Z")
+    assert value["schedules"][0]["in_prefect"] is None, "nobody could be asked"
+
+
+def test_the_latest_night_that_was_not_skipped_tells_what_to_do(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule(home)
+    night(home, "f1", "missed", message="9.0 h late")
+    night(home, "f2", "skipped", message="still going")
+    assert (
+        f"night {LABEL} of small: missed - 9.0 h late",
+        "memsweep run /sweeps/small.yaml --fresh",
+    ) in needs(capsys)
+    night(home, "f3", "regression", message="fewer tokens", round="small-1")
+    assert (
+        f"night {LABEL} of small: regression - fewer tokens",
+        "memsweep compare small@small-1",
+    ) in needs(capsys)
+    night(home, "f4", "ok")
+    assert not [what for what, _ in needs(capsys) if "night" in what and LABEL in what]
+
+
+def test_a_killed_night_and_a_webhook_that_was_not_taken_are_told(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    night(home, "f1", None, webhook="webhook http://h/…: it answered 500")
+    found = needs(capsys)
+    log = schedules.log_file(home, "f1")
+    assert (f"night {LABEL} of small: died", f"tail -n 40 {log}") in found
+    assert any("it answered 500" in what for what, _ in found)
+
+
+def test_an_unfinished_round_is_gone_on_with_by_its_own_copy_of_the_sweep(
+    home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name = round_id(home)
+    ((what, command),) = needs(capsys)
+    assert f"{name}: unfinished" in what
+    assert command == f"memsweep run {home.rounds / name / 'sweep.yaml'}"
+    file = tmp_path / "small.yaml"
+    file.write_text(SWEEP)
+    schedule(home, sweep=str(file))
+    assert f"memsweep run {file}" in [command for _, command in needs(capsys)]
+    night(home, "f1", None, start_ticks=processes.start_ticks(os.getpid()))
+    assert not [what for what, _ in needs(capsys) if "unfinished" in what], "a night is at it"
+
+
+def test_a_run_is_shown_with_its_phase_and_what_it_waits_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = open_round(home, parse_sweep(SWEEP, where="x"), SWEEP, target="local", fresh=True)[0]
+    round_.save(RepeatState("key", 1, 1, UUID, None))
+    outputs = run_outputs(home, UUID)
+    write_json(outputs / "clock.json", {"monotonic_s": 100.0, "utc": "2026-11-29T02:00:00Z"})
+    marks = [{"name": "measure", "load_point": 2, "start_s": 160.0, "end_s": None}]
+    write_json(outputs / "phases.json", {"phases": marks})
+    monkeypatch.setattr(overview, "_ask", lambda *_: {"status": "queued", "pending": "approval"})
+    ends = services.Endpoints("http://p/api", "http://x")
+    (row,) = overview._running(home, round_, ends)
+    assert (row["phase"], row["load_point"], row["since"]) == (
+        "measure", 2, "2026-11-29T02:01:00.000Z",
+    )  # fmt: skip
+    (need,) = overview._needs_of_runs([row])
+    assert need.command == f"polyaxon ops approve -uid {UUID.replace('-', '')}"
+
+
+def test_a_full_disk_and_refused_bundles_are_told(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(home.quarantine / "x" / "reason.json", {"path": UUID, "reason": "no manifest"})
+    monkeypatch.setattr(overview, "LOW_DISK_BYTES", 10**18)
+    commands = [command for _, command in needs(capsys)]
+    assert commands == ["memsweep prune", "memsweep verify"]
+
+
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """A Prefect server that answers each path with what the test puts there, else 404."""
+    answers: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            found = answers.get(self.path)
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/api"
+    monkeypatch.setattr(services, "prefect_api_url", lambda _home: url)
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def test_what_prefect_lost_paused_or_has_not_fired_is_told(
+    home: Home, prefect: dict[str, Any]
+) -> None:
+    schedule(home)
+
+    def commands() -> list[str]:
+        return [need.command for need in overview._needs_of_schedules(overview.scheduled(home))]
+
+    assert commands() == ["memsweep services up"], "Prefect has no deployment"
+    path = "/api/deployments/name/measure-night/small"
+    prefect[path] = {"id": "d", "paused": False, "schedules": [{"active": True}]}
+    prefect["/api/flow_runs/filter"] = []
+    assert commands() == []
+    prefect[path] |= {"schedules": [{"active": False}]}
+    assert commands() == ["memsweep schedule /sweeps/small.yaml --cron '0 2 * * *'"]
+    prefect[path] |= {"schedules": [{"active": True}]}
+    prefect["/api/flow_runs/filter"] = [{"expected_start_time": "2026-11-29T02:00:00Z"}]
+    assert overview.scheduled(home)[0]["late"] == ["2026-11-29T02:00:00Z"]
+    assert commands() == ["memsweep services status"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["schedule"], "give one of SWEEP with --cron"),
+        (["schedule", "demo"], "--cron is missing"),
+        (["schedule", "demo", "--list"], "give one of"),
+        (["schedule", "demo", "--cron", "0 2 * *"], "wanted five fields"),
+        (["schedule", "demo", "--cron", "0 2 * * *", "--timezone", "X"], "--timezone"),
+        (["schedule", "nope", "--cron", "0 2 * * *"], "unknown sweep"),
+        (["schedule", "demo", "--cron", "0 2 * * *", "--target", "nope"], "target 'nope'"),
+        (["schedule", "demo", "--cron", "0 2 * * *", "--webhook", "x"], "--webhook"),
+        (["schedule", "demo", "--cron", "0 2 * * *", "--webhook-env", "NO_HOOK"], "NO_HOOK is not"),
+        (["schedule", "demo", "--cron", "0 2 * * *", "--max-late-hours", "-1"], "--max-late-hours"),
+        (["schedule", "--remove", "demo"], "'demo' is not scheduled"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_before_anything_starts(
+    home: Home, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert not home.root.exists()
+
+
+def test_unresolved_pins_are_not_scheduled(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "unresolved.yaml"
+    file.write_text(SWEEP.replace("tiny-qwen3", "some/model"))
+    assert cli.run(["schedule", str(file), "--cron", "0 2 * * *"]) == 2
+    assert "pins are unresolved" in capsys.readouterr().err
+
+
+def test_what_is_scheduled_is_listed_and_removed_with_the_services_down(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule(home, webhook="https://user:pw@hooks.example/secret?x=1")
+    assert cli.run(["schedule", "--list", "--json"]) == 0
+    out = capsys.readouterr().out
+    (row,) = json.loads(out)["schedules"]
+    assert set(row) >= set(KEYS["schedules"].split())
+    assert row["webhook"] == "https://hooks.example/…"
+    assert "secret" not in out
+    assert cli.run(["schedule", "--remove", "small", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out)["removed"][0]["name"] == "small"
+    assert "secret" not in out
+    assert schedules.schedules(home) == []
