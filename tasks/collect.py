@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -144,6 +145,7 @@ def collect(
         # Whatever it looked like, it says nothing about the cell.
         outcome, message = Outcome.LOST, f"{cause}: {message}"
     observed = None if end is None else end.get("observed")
+    _tell_polyaxon(port, view, end)
     started, ended = _times(folder, end, view)
     return bundle.seal(
         home,
@@ -205,6 +207,18 @@ def _polyaxon_log(port: PolyaxonPort, view: RunView) -> str:
         return port.logs(view.uuid)
     except CannotFindOut:
         return ""
+
+
+def _tell_polyaxon(port: PolyaxonPort, view: RunView, end: dict[str, object] | None) -> None:
+    """Put what the run saw beside it in Polyaxon, where its executor did not: a cluster's agent.
+
+    Only for people who look there: nothing reads it back.
+    """
+    if end is None or "observed" in view.outputs:
+        return
+    told = {key: end.get(key) for key in ("observed", "phase", "message")}
+    with contextlib.suppress(CannotFindOut):
+        port.log_outputs(view.uuid, told)
 
 
 def _cause(view: RunView, end: dict[str, object] | None, failure: Failure | None) -> str | None:

@@ -45,6 +45,7 @@ class Late(FakePolyaxon):
     arrivals: list[str | None] = field(default_factory=list)
     log: str = ""
     fetches: int = 0
+    told: dict[str, object] = field(default_factory=dict)
 
     def fetch(self, run_uuid: str, into: Path) -> list[str]:
         self.fetches += 1
@@ -59,6 +60,9 @@ class Late(FakePolyaxon):
 
     def logs(self, run_uuid: str) -> str:
         return self.log
+
+    def log_outputs(self, run_uuid: str, outputs: dict[str, object]) -> None:
+        self.told |= outputs
 
 
 @pytest.fixture
@@ -119,6 +123,7 @@ def test_outputs_that_arrive_late_make_a_whole_bundle(
         "prediction.json: what was predicted before the run is gone"
     ]
     assert port.fetches == 4
+    assert port.told == {"observed": "ok", "phase": "collect", "message": ""}
     assert clock == [2.0, 4.0, 8.0]
     assert bundle.verify(sealed.folder) == []
 

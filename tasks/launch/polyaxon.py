@@ -409,7 +409,7 @@ class PolyaxonClient:
     ) -> Any:
         """GET from the streams API, which the client can only ask without ``force``.
 
-        Returns the JSON of the answer, or writes it to ``save_to`` and returns ``None``.
+        Returns the JSON of the answer, or writes the archive to ``save_to`` and returns ``None``.
         """
         import httpx
 
@@ -436,7 +436,11 @@ class PolyaxonClient:
                 else:
                     response.read()
                 response.raise_for_status()
-                return response.json() if save_to is None else None
+                if save_to is None:
+                    return response.json()
+                if not tarfile.is_tarfile(save_to):
+                    raise ValueError("no archive")
+                return None
 
         return self._call(f"read the {what} of run {port.canonical_uuid(run.run_uuid)}", get)
 
