@@ -129,6 +129,7 @@ def of_point(
     reached = report.get("state") != "skipped"
     recorded = requests.num_rows if reached and "sent" in report else None
     succeeded, outside = numbers["requests_succeeded"], numbers["samples_outside_curves"]
+    latency_ms = numbers["latency_p50_ms"]
     together = min(load["parallel"], load["number"])
     server, gpus = tables.get("server_sample"), _inside(tables.get("gpu_sample"), window)
     caching = source.cell["setting"]["server"].get("enable_prefix_caching")
@@ -141,6 +142,7 @@ def of_point(
         parallel_asked=together,
         parallel_achieved=in_flight(requests, together),
         client_lag_s=numbers["client_lag_p99_s"],
+        request_latency_s=None if latency_ms is None else latency_ms / 1000,
         prefix_caching_wanted=caching,
         prefix_queries=numbers["prefix_cache_queries"],
         prefix_hits=numbers["prefix_cache_hits"],

@@ -84,7 +84,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"parallel_asked": 64, "parallel_achieved": 50.0},
         {"parallel_asked": 64, "parallel_achieved": 60.0},
     ),
-    "client_lag": ({"client_lag_s": 0.2}, {"client_lag_s": 0.05}),
+    "client_lag": (
+        {"client_lag_s": 0.21, "request_latency_s": 2.0},
+        {"client_lag_s": 0.2, "request_latency_s": 2.0},
+    ),
     "prefix_cache_unused": (
         {"prefix_caching_wanted": False, "prefix_queries": 1000, "prefix_hits": 11},
         {"prefix_caching_wanted": False, "prefix_queries": 1000, "prefix_hits": 10},
@@ -236,6 +239,14 @@ def test_log_server_and_prediction_must_agree_on_each_quantity(quantity: str) ->
     ):
         assert names(stated={quantity: {one: (10, 10), other: (11, 11)}}) == ["sources_agree"]
         assert names(stated={quantity: {one: (10, 11), other: (11, 11)}}) == []
+
+
+def test_a_short_request_allows_what_an_idle_loop_needs() -> None:
+    """A tenth of next to nothing would blame every client; without a latency the least holds."""
+    assert names(client_lag_s=0.05, request_latency_s=0.1) == []
+    assert names(client_lag_s=0.05) == []
+    assert names(client_lag_s=0.06, request_latency_s=0.1) == ["client_lag"]
+    assert names(client_lag_s=0.06) == ["client_lag"]
 
 
 def test_the_limit_of_prefix_hits_is_one_percent() -> None:
