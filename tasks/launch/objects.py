@@ -80,7 +80,7 @@ def _created(home: Home, profile: Profile, planned: PlannedCell, plan: Plan) -> 
         cell=planned.cell.label,
         runs=plan.sweep.repeats,
         kind=f"{made['kind']} ({made['apiVersion']})",
-        name=str(made["metadata"]["name"]).replace(render.RUN_UUID, "UUID"),
+        name=made["metadata"]["name"],
         namespace=made["metadata"]["namespace"],
         image=pod["containers"][0]["image"],
         labels={k: v for k, v in made["metadata"]["labels"].items() if render.RUN_UUID not in v},

@@ -16,8 +16,8 @@ from typing import Any
 
 from warehouse.errors import BadInput
 
-#: The server gives the run its own; it stands where the rendered text would have it.
-RUN_UUID = "0" * 32
+#: Stands where the run's own would: the server gives it. Digits only would be read as a number.
+RUN_UUID = "UUID"
 #: The agent's own artifacts store is not known here; only that there is one.
 _STORE = {"name": "artifacts", "kind": "s3", "schema": {"bucket": "s3://artifacts"}}
 _MAX_CAUSES = 10

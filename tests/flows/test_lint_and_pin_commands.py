@@ -96,6 +96,12 @@ def test_the_objects_of_a_sweep_are_listed_without_a_server(
     shown = told(capsys, "lint", "mine.sweep.yaml", "--target", "far.yaml", "--objects", code=1)
     assert {one["what"] for one in shown["findings"]} == {"the image has no digest yet"}
     first, second = shown["objects"]
+    assert first.keys() == {
+        "sweep", "cell", "runs", "kind", "name", "namespace", "image", "labels", "requests",
+        "timeout_s", "ttl_s",
+    }  # fmt: skip
+    assert shown.keys() == {"format", "checked", "findings", "objects", "needs", "at_once"}
+    assert shown["findings"][0].keys() == {"file", "where", "what", "got", "wanted"}
     assert (first["cell"], second["cell"]) == ("one/max_num_seqs=8", "one/max_num_seqs=16")
     assert (first["runs"], first["kind"]) == (3, "Job (polyaxon.com/v1)")
     assert first["requests"]["nvidia.com/gpu"] == "1"
@@ -159,6 +165,8 @@ def test_pin_resolves_what_is_open_and_the_plan_takes_it(
     with serving(both) as server:
         ends = ["--registry", server.url, "--hub", server.url]
         shown = told(capsys, "pin", "mine.sweep.yaml", "--target", "far.yaml", *ends, "--build")
+    assert shown.keys() == {"format", "sweep", "file", "pins", "build", "unresolved"}
+    assert shown["pins"][0].keys() == {"pin", "of", "value", "source", "at"}
     assert shown["unresolved"] == []
     values = {one["pin"]: one for one in shown["pins"]}
     assert values["image_digest"]["of"] == "registry.example.com/memsweep/engine:v0.27.0"
