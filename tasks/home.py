@@ -74,6 +74,11 @@ class Home:
         return self.root / "cache"
 
     @property
+    def reports(self) -> Path:
+        """Pages that were made, and the index over nights."""
+        return self.root / "reports"
+
+    @property
     def warehouse_live(self) -> Path:
         """The writer's database file; readers never open it."""
         return self.root / "warehouse" / "live.duckdb"

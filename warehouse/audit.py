@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import duckdb
 
 MANIFEST = "manifest.json"
+#: How a sample's line begins, as the sampler writes it.
+_TICK = re.compile(r'\{\s*"tick":\s*(\d+)')
 
 
 @dataclass(slots=True)
@@ -78,7 +81,8 @@ class _Auditor:
         self._broken: list[str] = []
         self._digests: dict[str, str | None] = {}
         self._lines: dict[str, list[str]] = {}
-        self._samples: dict[str, dict[int, tuple[str, dict[str, Any]]]] = {}
+        self._samples: dict[str, dict[int, str]] = {}
+        self._started_at: str | None = None
         self._listed = {
             row["path"]: row
             for row in self._records(
@@ -207,21 +211,20 @@ class _Auditor:
             self._break(f"{name} → {value['file']}: no tick {value['line']} or {value['line_end']}")
             return
         first, last = found[0], found[1]
-        value["raw"] = [first[0]] if first is last else [first[0], last[0]]
-        got = _sampled(value["metric"], first[1], last[1])
+        value["raw"] = [first] if first is last else [first, last]
+        got = _sampled(value["metric"], _sample(first), _sample(last))
         if got is not None and abs(got - value["value"]) > 1e-9 * max(1.0, abs(got)):
             self._break(f"{name}: stored {value['value']}, the samples say {got}")
 
-    def _ticks(self, path: str) -> dict[int, tuple[str, dict[str, Any]]]:
+    def _ticks(self, path: str) -> dict[int, str]:
+        """Return every whole line by its tick; of a long run only a few are read further."""
         if path not in self._samples:
-            ticks: dict[int, tuple[str, dict[str, Any]]] = {}
+            ticks: dict[int, str] = {}
             with gzip.open(self._folder / path, "rt", encoding="utf-8", errors="replace") as lines:
                 for line in lines:
-                    try:
-                        sample = json.loads(line)
-                    except ValueError:
-                        continue
-                    ticks[sample["tick"]] = (line.rstrip("\n"), sample)
+                    begins = _TICK.match(line)
+                    if begins is not None and line.rstrip().endswith("}"):
+                        ticks[int(begins[1])] = line.rstrip("\n")
             self._samples[path] = ticks
         return self._samples[path]
 
@@ -237,12 +240,9 @@ class _Auditor:
             )
 
     def _check_prediction(self, value: dict[str, Any], name: str) -> None:
-        run = self._records("SELECT started_at FROM run WHERE run_uuid = $run::UUID")[0]
-        if run["started_at"] and value["made_at"] and value["made_at"] > run["started_at"]:
-            self._break(
-                f"{name}: predicted at {value['made_at']}, after the run began at "
-                f"{run['started_at']}"
-            )
+        began = self._started_at
+        if began and value["made_at"] and value["made_at"] > began:
+            self._break(f"{name}: predicted at {value['made_at']}, after the run began at {began}")
 
     # Who, where, with what
 
@@ -251,6 +251,7 @@ class _Auditor:
         environment = (
             self._records("SELECT * FROM environment WHERE run_uuid = $run::UUID") or [{}]
         )[0]
+        self._started_at = run["started_at"]
         self._manifest(run)
         self._pins(run, environment)
         return {
@@ -367,6 +368,15 @@ def _same_line(raw: str, stored: str | None) -> bool:
     return stored is not None and (raw == stored or (len(stored) >= 200 and stored in raw))
 
 
+def _sample(line: str) -> dict[str, Any]:
+    """Return a sample's line as values; a spoiled one has none."""
+    try:
+        sample = json.loads(line)
+    except ValueError:
+        return {}
+    return sample if isinstance(sample, dict) else {}
+
+
 def _sampled(metric: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> float | None:
     """Return what one or two raw samples say of a metric; ``None`` for one without a formula."""
     if metric in PEAK_OF:
@@ -378,7 +388,7 @@ def _sampled(metric: str, first: Mapping[str, Any], last: Mapping[str, Any]) -> 
     if metric == "peak_process_rss_bytes":
         return float(sum(process["rss_bytes"] for process in first.get("processes", [])))
     if metric == "peak_gpu_used_bytes":
-        return float(max(gpu["used_bytes"] for gpu in first.get("gpus", [])))
+        return max((float(gpu["used_bytes"]) for gpu in first.get("gpus", [])), default=None)
     return None
 
 
