@@ -81,7 +81,7 @@ def _whole_lines(
 ) -> Iterator[str]:
     """Yield the table as Rich draws it, but whole and without blanks at the ends of lines.
 
-    Rich takes a minute for what a query gives in a second, to fit a width that a pipe has not.
+    Rich takes forty times as long, to fit a width that a pipe has not.
     """
     head = [_cell_lines(column) for column in columns]
     body = [[_cell_lines(cell) for cell in row] for row in texts]

@@ -72,7 +72,7 @@ def test_a_pipe_never_folds_a_title_or_a_long_line() -> None:
 
 
 def test_rich_is_left_out_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rich takes a minute for what a query gives in a second."""
+    """Rich takes forty times as long for a large result."""
 
     def refuse(*_arguments: object, **_named: object) -> None:
         raise AssertionError("Rich was asked to draw")
