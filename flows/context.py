@@ -112,14 +112,17 @@ def _config(
     known = shipped_model(name)
     if known is not None and known.is_of(revision):
         return known.config
+    # Data whose source names no commit stands in where the commit's own cannot be had.
+    stand_in = known.config if known is not None and known.revision is None else None
     reference = f"{name}@{revision}"
     if not hub.is_reference(reference) or not (fetch or hub.is_cached(reference, home.cache)):
-        return None
+        return stand_in
     try:
         return hub.config(reference, home.cache)
     except (BadInput, CannotFindOut) as error:  # a gated model can be planned all the same
-        say(f"no prediction for {name}: {error}")
-        return None
+        what = "no prediction" if stand_in is None else "prediction from its documents' figures"
+        say(f"{what} for {name}: {error}")
+        return stand_in
 
 
 def _checkpoint(home: Home, profile: target.Profile, name: str) -> weights.Stored | None:
@@ -245,7 +248,7 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
     port.ensure_project()
 
     def operation(run: PlannedRun) -> dict[str, object]:
-        return target.operation(home, profile, run.cell)
+        return target.operation(home, profile, run.cell, round_id=round_.id)
 
     def keep_alive() -> None:
         services.keep_alive(home)
@@ -254,7 +257,8 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
         flow_run_id=flow_run_id,
         flow_lock_sha256=environments.lock_sha256("flow"),
         target=profile.name,
-        template_key=lambda run: template_key(operation(run)),
+        # Without the round: its label differs where nothing else does.
+        template_key=lambda run: template_key(target.operation(home, profile, run.cell)),
     )
     measuring = Measuring(
         home=home,
