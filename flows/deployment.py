@@ -69,7 +69,7 @@ def parameters(schedule: Schedule) -> dict[str, Any]:
 
 def job_variables(home: Home, schedule: Schedule) -> dict[str, Any]:
     """Return how the worker starts a night: see tasks/launch/night.py."""
-    command = [sys.executable, "-P", "-m", "tasks.launch.night", str(home.root)]
+    command = [sys.executable, "-P", "-m", "tasks.launch.night", str(home.root), schedule.name]
     return {
         "command": shlex.join(command),
         "working_dir": schedule.directory,

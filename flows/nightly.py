@@ -133,10 +133,10 @@ def _says_more_than_the_state(record: logging.LogRecord) -> bool:
 def _begin(home: Home, sweep: str, target: str, scheduled: datetime) -> Night:
     """Record that this process is the night; the label stays when it is started again."""
     flow_run_id = str(flow_run.get_id())
-    this = schedules.find_night(home, flow_run_id)
-    if this is None or this.pid != os.getpid():
-        this = schedules.note_process(home, flow_run_id)
     name = deployment.get_name() or Path(sweep).stem
+    this = schedules.find_night(home, flow_run_id)
+    if this is None or this.pid != os.getpid():  # started without tasks/launch/night.py
+        this = schedules.note_process(home, flow_run_id, name)
     label = this.night or schedules.label_of(scheduled)
     this = replace(this, sweep=name, target=target, night=label)
     schedules.save_night(home, this)

@@ -335,7 +335,7 @@ def _needs_of_nights(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[
         if row["verdict"] == "skipped" or row["sweep"] in told:
             continue  # another night measured then
         told.add(row["sweep"])
-        what = f"night {row['night']} of {row['sweep']}: {row['verdict']}"
+        what = f"night {row['night'] or row['began_at']} of {row['sweep']}: {row['verdict']}"
         if row["message"]:
             what += f" - {row['message'][:200]}"
         schedule = schedules.find(home, str(row["sweep"]))

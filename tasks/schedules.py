@@ -197,8 +197,8 @@ def save_night(home: Home, night: Night) -> None:
     write_json(home.schedules / "nights" / f"{night.flow_run_id}.json", asdict(night))
 
 
-def note_process(home: Home, flow_run_id: str) -> Night:
-    """Record this process as the one of a night.
+def note_process(home: Home, flow_run_id: str, sweep: str) -> Night:
+    """Record this process as the one of a night of the sweep of this name.
 
     A night that is started again keeps its label, and so goes on in its round.
     """
@@ -209,6 +209,7 @@ def note_process(home: Home, flow_run_id: str) -> Night:
         pid=pid,
         start_ticks=processes.start_ticks(pid),
         began_at=now(),
+        sweep=sweep,
         night=earlier.night if earlier else None,
     )
     save_night(home, night)

@@ -96,10 +96,10 @@ def test_the_webhooks_address_can_stay_in_the_environment(
 
 
 def test_a_night_started_again_keeps_its_label(home: Home) -> None:
-    first = schedules.note_process(home, "f1")
+    first = schedules.note_process(home, "f1", "small")
     assert (first.pid, first.night) == (os.getpid(), None)
     schedules.save_night(home, replace(first, night="2026-11-29T02-00-00Z", pid=1))
-    again = schedules.note_process(home, "f1")
+    again = schedules.note_process(home, "f1", "small")
     assert (again.pid, again.night) == (os.getpid(), "2026-11-29T02-00-00Z")
     assert again.goes_on
 

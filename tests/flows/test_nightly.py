@@ -38,7 +38,9 @@ def sweep() -> Sweep:
 def this(home: Home) -> Night:
     """A night that is due now."""
     label = schedules.label_of(datetime.now(UTC))
-    return replace(schedules.note_process(home, "f1"), sweep="small", target="local", night=label)
+    return replace(
+        schedules.note_process(home, "f1", "small"), sweep="small", target="local", night=label
+    )
 
 
 def begin(home: Home, this: Night, *, most_late: float = 6.0) -> tuple[Found, State[str]]:
