@@ -11,7 +11,8 @@ Labels, expectations, deadlines and sampling intervals are carried along but not
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
@@ -251,12 +252,12 @@ class Cell(Strict):
                 raise ValueError(f"prompts: the content of {digest} is not what the load names")
         return self
 
-    @property
+    @functools.cached_property
     def setting_key(self) -> str:
         """sha256 of settings and load without pins."""
         return self.setting.key
 
-    @property
+    @functools.cached_property
     def cell_key(self) -> str:
         """sha256 of setting key, pins and harness number."""
         return content_key(
@@ -266,6 +267,13 @@ class Cell(Strict):
                 "harness": self.harness,
             }
         )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy that computes its keys anew: it may have another content."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("setting_key", "cell_key"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     def document(self) -> dict[str, object]:
         """Return the JSON object handed to the run, both keys included."""

@@ -14,10 +14,11 @@ from tasks.plan import pool, sizing_lint
 from tasks.plan.calibration import Boot, Pool
 from tasks.plan.cell import MAX_CELL_BYTES, UNRESOLVED, Cell, Limits, LoadPoint, Pins, Setting
 from tasks.plan.gpus import Gpu
-from tasks.plan.model import describe
+from tasks.plan.model import ModelDescription, describe
+from tasks.plan.order import SENTINEL_REPEATS, around, interleaved
 from tasks.plan.prediction import FIRST_BOOT, PROMPT_ABOVE_CONTEXT, Prediction, predict
 from tasks.plan.sizing_lint import Finding
-from tasks.plan.sweep import Experiment, Sweep
+from tasks.plan.sweep import NO_SENTINEL, Experiment, Sweep
 from tasks.plan.weights import Stored
 from warehouse.errors import BadInput
 from warehouse.registry import Outcome
@@ -62,6 +63,12 @@ PACES = {
 }
 
 
+#: Size of a bundle: measured on the embedded default. A history of own bundles corrects it
+#: (tasks/plan/spending.py).
+RUN_BYTES = 1_000_000
+REQUEST_BYTES = 45_000
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
     """One cell with its prediction and, where it cannot work, the reason."""
@@ -70,6 +77,10 @@ class PlannedCell:
     experiment: str
     prediction: Prediction
     estimate_s: float
+    #: Share of ``estimate_s`` that one server start costs, load apart.
+    boot_s: float
+    #: Axis whose frontier the cell's experiment bisects.
+    bisect: str | None = None
 
     @property
     def infeasible(self) -> str | None:
@@ -80,6 +91,19 @@ class PlannedCell:
     def skipped(self) -> bool:
         """Whether ``run`` leaves the cell out (its outcome is then ``infeasible``)."""
         return self.infeasible is not None and self.cell.expect is None
+
+    @property
+    def disk_bytes(self) -> int:
+        """Estimated size of one run's bundle."""
+        load = self.cell.setting.load
+        return RUN_BYTES + REQUEST_BYTES * sum(point.number + point.warmup for point in load)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs a run of the cell holds; 0 on a CPU."""
+        server = self.cell.setting.server
+        on_gpu = self.cell.pins.device == "cuda"
+        return server.tensor_parallel_size * server.pipeline_parallel_size if on_gpu else 0
 
     def as_expected(self, outcome: str) -> bool:
         """Return whether an outcome counts as success for this cell.
@@ -103,7 +127,6 @@ class PlannedCell:
         meant = self.cell.expect not in (None, Outcome.OK)
         if meant or (explicit and where.device == "cpu"):
             return []
-        config = self.prediction.model_config
         served = sizing_lint.Served(
             gpu_memory_utilization=server.gpu_memory_utilization,
             max_model_len=server.max_model_len,
@@ -117,7 +140,7 @@ class PlannedCell:
                 for point in self.cell.setting.load
             ),
             explicit_pool=explicit,
-            description=None if config is None else describe(config),
+            description=self.prediction.description,
             # Of a pool that cannot be served from, nothing but the refusal is worth a word.
             prediction=None if self.infeasible else self.prediction.capacity,
             gpu=where.gpu,
@@ -132,6 +155,8 @@ class PlannedRun:
 
     planned: PlannedCell
     repeat: int
+    #: Whether it is one of the runs that show the drift of the machine over a round.
+    sentinel: bool = False
 
     @property
     def cell(self) -> Cell:
@@ -146,19 +171,42 @@ class Plan:
     sweep: Sweep
     surroundings: Surroundings
     cells: tuple[PlannedCell, ...]
+    #: Key of the cell that is measured at start, middle and end.
+    sentinel: str | None = None
 
-    def runs(self) -> Iterator[PlannedRun]:
-        """Yield every run that is to be started, repeats interleaved."""
-        yield from (run for run in self._repeats() if not run.planned.skipped)
+    def runs(self, seed: int | None = None) -> Iterator[PlannedRun]:
+        """Yield every run that is to be started, in order (tasks/plan/order.py).
+
+        Repeats are interleaved, cells within each in the file's order or shuffled by ``seed``; the
+        sentinel has at least three repeats, at start, middle and end.
+        """
+        cells = {planned.cell.cell_key: planned for planned in self.cells if not planned.skipped}
+        repeats = self.sweep.repeats
+        others = [key for key in cells if key != self.sentinel]
+        turns = interleaved(others, repeats, seed=seed, lines=self._lines())
+        if self.sentinel is not None:
+            turns = [*around(turns, self.sentinel, max(repeats, SENTINEL_REPEATS))]
+        for key, repeat in turns:
+            yield PlannedRun(cells[key], repeat, sentinel=key == self.sentinel)
 
     def skipped(self) -> Iterator[PlannedRun]:
         """Yield every run that the prediction refuses and that is left out."""
-        yield from (run for run in self._repeats() if run.planned.skipped)
-
-    def _repeats(self) -> Iterator[PlannedRun]:
         for repeat in range(1, self.sweep.repeats + 1):
             for planned in self.cells:
-                yield PlannedRun(planned, repeat)
+                if planned.skipped:
+                    yield PlannedRun(planned, repeat)
+
+    def _lines(self) -> list[list[str]]:
+        """Return the keys of each line of cells along a bisected axis, by rising value."""
+        lines: dict[tuple[object, ...], list[tuple[float, str]]] = {}
+        for planned in self.cells:
+            key, server = planned.cell.cell_key, planned.cell.setting.server
+            if planned.bisect is None or planned.skipped or key == self.sentinel:
+                continue
+            rest = tuple(value for name, value in server if name != planned.bisect)
+            line = lines.setdefault((planned.experiment, *rest), [])
+            line.append((getattr(server, planned.bisect), key))
+        return [[key for _, key in sorted(line)] for line in lines.values()]
 
     @property
     def boots(self) -> int:
@@ -172,11 +220,8 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """Estimated size of the bundles: measured 1 MB a run and 45 KB a request."""
-        requests = sum(
-            point.number + point.warmup for run in self.runs() for point in run.cell.setting.load
-        )
-        return self.boots * 1_000_000 + requests * 45_000
+        """Estimated size of the bundles."""
+        return sum(run.planned.disk_bytes for run in self.runs())
 
     @property
     def unresolved(self) -> list[str]:
@@ -184,14 +229,23 @@ class Plan:
         return [f"{p.cell.label}: {name}" for p in self.cells for name in p.cell.pins.unresolved]
 
 
-def make_plan(sweep: Sweep, surroundings: Surroundings, *, keep_infeasible: bool = False) -> Plan:
+def make_plan(
+    sweep: Sweep,
+    surroundings: Surroundings,
+    *,
+    keep_infeasible: bool = False,
+    night: bool = False,
+) -> Plan:
     """Expand ``sweep`` for a target; ``keep_infeasible`` measures even what cannot work.
 
-    Raises :class:`BadInput` where a setting cannot be, where two cells are the same, or where the
-    model's architecture is unknown.
+    A ``night`` has a sentinel even where the sweep states none.
+
+    Raises :class:`BadInput` where a setting cannot be, where two cells are the same, where the
+    model's architecture is unknown, or where the sentinel that is stated can be none.
     """
+    known: _Known = {}
     cells = [
-        _planned(sweep, experiment, label, setting, surroundings, kept=keep_infeasible)
+        _planned(sweep, experiment, label, setting, surroundings, known, kept=keep_infeasible)
         for experiment, label, setting in sweep.expand(
             # Where the memory is not known, a size beyond it is the one the sweep states.
             memory_total_bytes=surroundings.memory_total_bytes or 0
@@ -206,7 +260,31 @@ def make_plan(sweep: Sweep, surroundings: Surroundings, *, keep_infeasible: bool
                 "load; remove one, or state repeats"
             )
         seen[key] = label
-    return Plan(sweep, surroundings, tuple(cells))
+    sentinel = _sentinel(sweep, cells, night=night)
+    return Plan(sweep, surroundings, tuple(cells), sentinel)
+
+
+def _sentinel(sweep: Sweep, cells: list[PlannedCell], *, night: bool) -> str | None:
+    """Return the key of the sentinel: the one stated, else a night's first cell that can work."""
+    stated = sweep.sentinel
+    if stated == NO_SENTINEL or (stated is None and not night):
+        return None
+    named = [p for p in cells if stated in (None, p.cell.label, p.experiment)]
+    if not named:
+        raise BadInput(
+            f"sweep {sweep.name}: sentinel {stated!r} is no cell and no experiment, wanted a "
+            f"label like {cells[0].cell.label!r}, or none"
+        )
+    for planned in named:
+        if planned.infeasible is None and planned.cell.expect in (None, Outcome.OK):
+            return planned.cell.cell_key
+    if stated is None:
+        return None
+    why = named[0].infeasible or f"it is expected to end as {named[0].cell.expect}"
+    raise BadInput(
+        f"sweep {sweep.name}: sentinel {stated!r} cannot show a drift: {why}; name another cell, "
+        "or state sentinel: none"
+    )
 
 
 def _planned(
@@ -215,6 +293,7 @@ def _planned(
     label: str,
     setting: Setting,
     where: Surroundings,
+    known: _Known,
     *,
     kept: bool,
 ) -> PlannedCell:
@@ -237,34 +316,59 @@ def _planned(
             f"sweep {sweep.name}, cell {label}: {size} bytes with its prompts, wanted at most "
             f"{MAX_CELL_BYTES}; use fewer or shorter prompts"
         )
-    config = where.config(setting.model.name, pins.model_revision)
+    config, description = _model(where, setting.model.name, pins.model_revision, known)
     prediction = predict(
         cell,
         config,
         memory_total_bytes=where.memory_total_bytes,
         gpu=where.gpu,
-        pool=_pool(cell, config, where),
+        pool=_pool(cell, config, description, where),
+        description=description,
     )
-    estimate = pace.start_s + pace.run_overhead_s + (0 if refused else sum(points))
+    boot = pace.start_s + pace.run_overhead_s
+    estimate = boot + (0 if refused else sum(points))
     if kept and prediction.refusal is not None and cell.expect is None:
         # Kept to measure the refusal: that is what is then expected of it.
         served = prediction.refusal_type == PROMPT_ABOVE_CONTEXT
         expected = Outcome.BENCH_FAILED if served else Outcome.REFUSED
         cell = cell.model_copy(update={"expect": expected})
-    return PlannedCell(cell, experiment.name, prediction, estimate)
+    return PlannedCell(cell, experiment.name, prediction, estimate, boot, experiment.bisect)
 
 
-def _pool(cell: Cell, config: dict[str, object] | None, where: Surroundings) -> Pool | str:
+#: Config and description of a model by name and revision, each read once a plan.
+_Known = dict[tuple[str, str], tuple[dict[str, object] | None, ModelDescription | None]]
+
+
+def _model(
+    where: Surroundings, name: str, revision: str, known: _Known
+) -> tuple[dict[str, object] | None, ModelDescription | None]:
+    if (name, revision) not in known:
+        config = where.config(name, revision)
+        known[name, revision] = config, None if config is None else describe(config)
+    return known[name, revision]
+
+
+def _pool(
+    cell: Cell,
+    config: dict[str, object] | None,
+    description: ModelDescription | None,
+    where: Surroundings,
+) -> Pool | str:
     """Return the estimated pool of a cell that sets no size, or why there is none."""
     server = cell.setting.server
-    if config is None or server.kv_cache_memory_bytes is not None or where.device == "cpu":
+    if (
+        config is None
+        or description is None
+        or server.kv_cache_memory_bytes is not None
+        or where.device == "cpu"
+    ):
         return FIRST_BOOT
     if where.gpu is None:
         return f"{FIRST_BOOT}: neither the profile nor this machine tells the GPU"
     return pool.estimate(
         server,
         config,
-        describe(config),
+        description,
         gpu=where.gpu,
         checkpoint=where.checkpoint(cell.setting.model.name) if where.checkpoint else None,
         boots=where.boots(cell) if where.boots else (),

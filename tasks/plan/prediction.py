@@ -17,7 +17,7 @@ from tasks.plan.calibration import Pool
 from tasks.plan.capacity import Capacity, Layout, ServingSettings
 from tasks.plan.cell import Cell, LoadPoint, ServerSettings
 from tasks.plan.gpus import Gpu
-from tasks.plan.model import describe
+from tasks.plan.model import ModelDescription, describe
 
 #: EvalScope 1.9.1 subtracts the chat template's length as it is with thinking on; with thinking
 #: off a 512-token prompt reached the server as 518 to 520 tokens. Bounds assume the longest.
@@ -78,6 +78,8 @@ class Prediction:
     may_be_refused: bool = False
     #: The arithmetic behind it, of the middle of an estimate; not part of the document.
     capacity: Capacity | None = field(default=None, repr=False, compare=False)
+    #: Read from ``model_config``; not part of the document.
+    description: ModelDescription | None = field(default=None, repr=False, compare=False)
 
     @property
     def known(self) -> bool:
@@ -163,15 +165,19 @@ def predict(
     memory_total_bytes: int | None,
     gpu: Gpu | None = None,
     pool: Pool | str = FIRST_BOOT,
+    description: ModelDescription | None = None,
 ) -> Prediction:
     """Predict ``cell`` for a model with ``config`` (its config.json; ``None``: not known here).
 
     ``memory_total_bytes`` is that of the device the engine computes on, ``None`` where it is not
-    known; ``pool`` the estimate, or why there is none, where the cell sets no size.
+    known; ``pool`` the estimate, or why there is none, where the cell sets no size; ``description``
+    what ``config`` describes, where that was read already.
 
     Raises :class:`warehouse.errors.BadInput` for an architecture the capacity model does not know.
     """
-    made = _predicted(cell, config, memory_total_bytes, gpu, pool)
+    if description is None and config is not None:
+        description = describe(config)
+    made = _predicted(cell, config, description, memory_total_bytes, gpu, pool)
     beyond = _beyond_context(cell)
     if made.refusal is None and beyond is not None:
         return replace(made, refusal=beyond, refusal_type=PROMPT_ABOVE_CONTEXT, load=())
@@ -181,21 +187,23 @@ def predict(
 def _predicted(
     cell: Cell,
     config: dict[str, object] | None,
+    description: ModelDescription | None,
     memory_total_bytes: int | None,
     gpu: Gpu | None,
     pool: Pool | str,
 ) -> Prediction:
-    empty = Prediction({}, (), None, None, None, config, cell.pins.engine_version, gpu)
-    if config is None:
+    version = cell.pins.engine_version
+    empty = Prediction({}, (), None, None, None, config, version, gpu, description=description)
+    if description is None:
         return replace(empty, unknown="the model's config.json is not here")
     server = cell.setting.server
     settings = serving(
         server,
-        version=cell.pins.engine_version,
+        version=version,
         device=cell.pins.device,
         compute_capability=None if gpu is None else gpu.compute_capability,
     )
-    plan = capacity.layout(describe(config), settings)
+    plan = capacity.layout(description, settings)
     asked = server.kv_cache_memory_bytes
     if asked is None:
         return _within_estimate(empty, cell, plan, pool)

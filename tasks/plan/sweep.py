@@ -258,6 +258,8 @@ class Sweep(Strict):
 
     def prompt_texts(self, setting: Setting) -> dict[str, str]:
         """Return the content of the prompt files that a setting's load uses, by sha256."""
+        if not self._files:
+            return {}
         texts = {prompts_of(content).sha256: content for content in self._files.values()}
         used = {point.prompts.sha256 for point in setting.load if point.prompts}
         return {digest: texts[digest] for digest in sorted(used)}
