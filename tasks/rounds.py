@@ -31,7 +31,6 @@ from pathlib import Path
 import filelock
 
 from tasks import processes
-from tasks.canonical import sha256_file
 from tasks.files import read_json, write_json, write_text
 from tasks.home import Home
 from tasks.plan.sweep import Sweep, parse_sweep
@@ -136,11 +135,13 @@ class Round:
     def _is_sealed(self, state: RepeatState) -> bool:
         if state.run_uuid is None or state.manifest_sha256 is None:
             return False
+        manifest = self.home.bundles / state.run_uuid / "manifest.json"
         try:
-            manifest = self.home.bundles / state.run_uuid / "manifest.json"
-            return sha256_file(manifest) == state.manifest_sha256
+            # Whole at once: a manifest is small, and there may be thousands of them.
+            content = manifest.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return False
+        return hashlib.sha256(content).hexdigest() == state.manifest_sha256
 
     def finished(self, cell_key: str, repeat: int) -> RepeatState | None:
         """Return the state if it is sealed with an outcome that is not to be measured again."""
