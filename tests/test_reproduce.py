@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,6 @@ from tasks.plan.sweep import parse_sweep
 from tasks.reproduce import Original
 from tasks.rounds import RepeatState, open_round
 from tests.support.bundle_maker import Lab, Spec
-from warehouse.connection import open_writer
 from warehouse.errors import BadInput
 from warehouse.registry import Outcome, Phase
 
@@ -86,6 +87,7 @@ def test_frozen_prompts_and_odd_settings_are_kept(home: Home) -> None:
     again = planned(home, of(cell.cell)).cell
     assert again.cell_key == cell.cell.cell_key
     assert again.prompts == cell.cell.prompts
+    assert again.sampling == cell.cell.sampling
     assert again.label == "e/gpu_memory_utilization=0.85/kv_cache_dtype=auto"
 
 
@@ -159,13 +161,20 @@ def test_classes_of_hardware_after_the_run() -> None:
 # The command
 
 
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a state folder with one ingested run; tests copy it."""
+    made = Lab(Home(tmp_path_factory.mktemp("one") / "home"))
+    record.ingest(made.home, [made.seal(run_uuid=UUID)])
+    return made.home.root
+
+
 @pytest.fixture
-def lab(home: Home, monkeypatch: pytest.MonkeyPatch) -> Lab:
+def lab(home: Home, one_run: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """A warehouse with one run, a target that offers its pins, nothing that starts a service."""
-    with open_writer(home.warehouse_live):
-        pass
+    shutil.copytree(one_run, home.root)
     made = Lab(home)
-    record.ingest(home, [made.seal(run_uuid=UUID)])
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no test here cuts the power
     monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
     monkeypatch.setattr(reproduce, "this_machine", lambda: MACHINE)
     monkeypatch.setattr(context, "surroundings", lambda *_args, **_named: surroundings(**PINS))
