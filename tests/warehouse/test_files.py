@@ -249,22 +249,29 @@ def test_a_folder_in_a_files_place_is_one_clear_line(lab: Lab) -> None:
     assert record.rebuild(lab.home).runs == 1
 
 
-@pytest.mark.parametrize("share", [0.03, 0.3, 0.5, 0.7, 0.97])
-def test_a_snapshot_that_was_cut_off_is_told_with_what_to_do(share: float, stored: Stored) -> None:
-    """DuckDB opens some of them: the damage then shows only in the first query that reads there."""
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.01, "cannot be opened"), (0.5, "cannot be read"), (0.97, "cannot be read")],
+)
+def test_a_snapshot_that_was_cut_off_is_told_with_what_to_do(
+    share: float, said: str, stored: Stored
+) -> None:
+    """DuckDB opens most of them: the damage then shows only in the first query that reads there."""
+    record.rebuild(stored.lab.home)
     snapshot = stored.lab.home.warehouse_snapshot
     whole = snapshot.read_bytes()
     snapshot.write_bytes(whole[: int(len(whole) * share)])
-    tables = "UNION ALL ".join(f"SELECT count(*) FROM (SELECT * FROM {t}) " for t in TABLES)
-    for call in (
-        lambda: run_sql(snapshot, f"SELECT md5(string_agg(x::VARCHAR)) FROM ({tables}) t(x)"),
-        lambda: _every_row(snapshot),
-    ):
-        with pytest.raises(CannotFindOut, match="memsweep rebuild"):
-            call()
+    for read in (_by_sql, _in_a_connection):
+        with pytest.raises(CannotFindOut, match=f"{said}.*memsweep rebuild"):
+            read(snapshot)
 
 
-def _every_row(snapshot: Path) -> None:
+def _by_sql(snapshot: Path) -> None:
+    for table in TABLES:
+        run_sql(snapshot, f"SELECT * FROM {table}")
+
+
+def _in_a_connection(snapshot: Path) -> None:
     with open_snapshot(snapshot) as connection:
         for table in TABLES:
             connection.execute(f"SELECT * FROM {table}").fetchall()
