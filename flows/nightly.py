@@ -50,6 +50,8 @@ MISSED, SKIPPED, REGRESSION = "Missed", "Skipped", "Regression"
 Verdict = Literal["ok", "failed", "regression", "missed", "skipped", "stopped", "died"]
 #: So many cells and regressions are named in a message; the round has all.
 NAMED = 20
+#: So far back a whole night is looked for, to compare with.
+NIGHTS_BACK = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def _judged(home: Home, this: Night, sweep: Sweep, state: State[str]) -> tuple[F
     mine = next((r for r in reversed(rounds) if r.label == this.night), None)
     if mine is None:
         return Found(verdict, message), state
-    cells, worse = _looked_up(home, mine, night_before(rounds, mine))
+    cells, worse = _looked_up(home, mine, night_before(home, rounds, mine))
     if worse and verdict == "ok":
         named = "; ".join(one["message"] for one in worse[:5])
         verdict, message = "regression", f"{message}; worse than the night before: {named}"
@@ -227,10 +229,19 @@ def _judged(home: Home, this: Night, sweep: Sweep, state: State[str]) -> tuple[F
     return Found(verdict, message, mine, cells, counts, worse), state
 
 
-def night_before(rounds: Sequence[Round], mine: Round) -> Round | None:
-    """Return the round of the latest earlier night among rounds of one sweep and target."""
-    earlier = [r for r in rounds if schedules.LABEL.fullmatch(r.label) and r.label < mine.label]
-    return max(earlier, key=lambda round_: round_.label, default=None)
+def night_before(home: Home, rounds: Sequence[Round], mine: Round) -> Round | None:
+    """Return the round of the latest earlier night among rounds of one sweep and target.
+
+    One that was measured to its end, if there is any: a stopped night says little.
+    """
+    nights = [r for r in rounds if schedules.LABEL.fullmatch(r.label) and r.label < mine.label]
+    latest = sorted(nights, key=lambda round_: round_.label, reverse=True)[:NIGHTS_BACK]
+    return next((r for r in latest if _is_whole(home, r)), latest[0] if latest else None)
+
+
+def _is_whole(home: Home, round_: Round) -> bool:
+    done = progress(home, round_)
+    return done["runs"] is not None and done["runs"] == done["finished"]
 
 
 def _looked_up(

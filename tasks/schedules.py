@@ -5,7 +5,8 @@ here too: `status` tells it while the services are down, a deployment that Prefe
 again, and a night that is started a second time finds the round it had.
 
 * ``schedules/<sweep>.json``            one schedule
-* ``schedules/<sweep>.lock``            held while a night of the sweep goes on; the kernel drops it
+* ``schedules/held/<sweep>.lock``       held while a night of the sweep goes on; the kernel drops it
+* ``schedules/held/<sweep>.json``       the night that holds it
 * ``schedules/nights/<flow run>.json``  one night: its process, its label, its verdict
 * ``schedules/nights/<flow run>.log``   what its process printed
 """
@@ -234,23 +235,20 @@ def only_night(home: Home, name: str, flow_run_id: str) -> Iterator[None]:
     Raises:
         StillGoing: another night of the sweep has not ended.
     """
-    home.schedules.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(home.schedules / f"{name}.lock", timeout=0)
+    held = home.schedules / "held"
+    held.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(held / f"{name}.lock", timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout as error:
-        raise StillGoing(_holder(home, name, flow_run_id)) from error
+        holder = find_night(home, str((read_json(held / f"{name}.json") or {}).get("flow_run_id")))
+        who = f"night {holder.night} (process {holder.pid})" if holder else "another night"
+        raise StillGoing(f"{who} still goes on") from error
     try:
+        write_json(held / f"{name}.json", {"flow_run_id": flow_run_id})
         yield
     finally:
         lock.release()
-
-
-def _holder(home: Home, name: str, flow_run_id: str) -> str:
-    for night in nights(home):
-        if night.sweep == name and night.goes_on and night.flow_run_id != flow_run_id:
-            return f"night {night.night} still goes on (process {night.pid})"
-    return "another night still goes on"
 
 
 def _made(kind: type[T], value: dict[str, object]) -> T | None:

@@ -144,7 +144,9 @@ def test_the_lock_of_a_killed_night_is_free_at_once(home: Home) -> None:
         schedules.save_night(home, going)
         with pytest.raises(schedules.StillGoing) as busy, schedules.only_night(home, "demo", "f2"):
             pass
-        assert f"(process {holder.pid})" in busy.value.holder
+        assert busy.value.holder == (
+            f"night 2026-11-29T02-00-00Z (process {holder.pid}) still goes on"
+        )
         with schedules.only_night(home, "another", "f2"):
             pass
         holder.send_signal(signal.SIGKILL)

@@ -88,7 +88,8 @@ def test_a_night_that_overlaps_is_skipped_and_says_whom_it_found(
     with schedules.only_night(home, "small", "f0"):
         found, state = begin(home, this)
     assert (found.verdict, state.name, state.is_cancelled()) == ("skipped", "Skipped", True)
-    assert f"night {LABEL} still goes on (process {this.pid})" in found.message
+    assert f"night {LABEL} (process {this.pid}) still goes on" in found.message
+    assert str(this.night) not in found.message, "nor any other that only waits to be skipped"
     assert measured == []
 
 
@@ -119,13 +120,23 @@ def rounds(home: Home, *labels: str | None) -> list[Round]:
     ]
 
 
-def test_the_night_before_is_the_latest_earlier_night_and_no_run(home: Home) -> None:
-    nights = rounds(home, "2026-11-27T02-00-00Z", LABEL, None, "2026-11-28T02-00-00Z")
-    mine = nights[1]
-    before = nightly.night_before(nights, mine)
-    assert before is not None
-    assert before.label == "2026-11-28T02-00-00Z"
-    assert nightly.night_before(nights, nights[0]) is None
+def test_the_night_before_is_the_latest_earlier_night_and_no_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights = rounds(
+        home, "2026-11-26T02-00-00Z", LABEL, None, "2026-11-28T02-00-00Z", "2026-11-27T02-00-00Z"
+    )
+    whole: set[str] = set()
+    monkeypatch.setattr(nightly, "_is_whole", lambda _home, round_: round_.label in whole)
+
+    def before(mine: Round) -> str | None:
+        found = nightly.night_before(home, nights, mine)
+        return found and found.label
+
+    assert before(nights[0]) is None
+    assert before(nights[1]) == "2026-11-28T02-00-00Z"
+    whole |= {"2026-11-26T02-00-00Z", "2026-11-27T02-00-00Z"}
+    assert before(nights[1]) == "2026-11-27T02-00-00Z", "a stopped night says little"
 
 
 @pytest.mark.parametrize(
