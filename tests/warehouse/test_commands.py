@@ -88,6 +88,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("compare", "--json"),
     "compare A B": ("compare", "demo@1", "demo@2", "--fail-on", "outcome", "--json"),
     "compare --with published": ("compare", "misconfiguration", "--with", "published", "--json"),
+    "report": ("report", FIRST, "--json"),
     "audit": ("audit", FIRST, "--json"),
     "audit --config": ("audit", "--config", "max_model_len=32768", "--json"),
     "verify": ("verify", "--json"),
