@@ -67,12 +67,15 @@ def test_the_image_holds_exactly_the_code_a_run_needs() -> None:
 def test_everything_installed_is_locked_by_hash() -> None:
     text = image.RECIPE.read_text()
     installs = re.findall(r"pip install (.*?);", text, re.DOTALL)
-    assert len(installs) == 2
+    assert len(installs) == 3  # uv, setuptools, all of the lock
     for one in installs:
         assert "--require-hashes" in one
         assert "--no-deps" in one
-        assert "--only-binary=:all:" in one
         assert "--no-cache" in one
+    assert all("--only-binary=:all:" in one for one in installs[:2])
+    # What comes as source is built with what the lock pins, never with what an index offers.
+    assert "--no-build-isolation" in installs[2]
+    assert re.search(r"^setuptools==", environments.lock_file("bench").read_text(), re.M)
     lock = (FOLDER / "uv.txt").read_text()
     assert re.match(r"uv==\d+\.\d+\.\d+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n)+$", lock)
     assert "://" not in lock
