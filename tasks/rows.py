@@ -331,6 +331,7 @@ def _run(source: Source) -> list[Row]:
             "image_digest": cell["pins"].get("image_digest"),
             "hardware": _hardware(environment),
             "target": origin.get("target"),
+            "sentinel": origin.get("sentinel"),
             "memsweep_version": origin.get("memsweep_version"),
             "git_commit": origin.get("git_commit"),
             "git_dirty": origin.get("git_dirty"),

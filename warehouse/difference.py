@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from warehouse.compare import Selection
 from warehouse.errors import BadInput
 from warehouse.lookup import records
+from warehouse.noise import Floors, Round, floors
 from warehouse.registry import EXACT
-from warehouse.statistics import Effect, effect
+from warehouse.statistics import NO_CHANGE, Effect, effect
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,7 +51,7 @@ class Rule:
 
     def broken_by(self, change: Effect) -> bool:
         """Return whether a change breaks the rule; what noise explains never does."""
-        if change.verdict in ("equal", "not significant"):
+        if change.verdict in NO_CHANGE:
             return False
         size = change.relative if self.percent else change.difference
         if size is None:
@@ -91,16 +93,19 @@ def compare(
     runs_a, runs_b = _runs(connection, a), _runs(connection, b)
     pairs = _pairs(runs_a, runs_b, a, b, unlike=unlike)
     numbers = _numbers(connection, [run["run_uuid"] for run in runs_a + runs_b])
+    noise = floors(connection, [*_rounds(runs_a), *_rounds(runs_b)])
     invalid_a, invalid_b = (
         _invalid(connection, [run for pair in pairs for run in pair[side]]) for side in (0, 1)
     )
-    cells = [_cell(one, other, numbers) for one, other in pairs]
+    cells = [_cell(one, other, numbers, noise) for one, other in pairs]
     return {
         "a": a.document(),
         "b": b.document(),
         "configuration": _configuration(runs_a, runs_b),
         "only_a": _labels(runs_a, runs_b),
         "only_b": _labels(runs_b, runs_a),
+        "sentinels_a": noise.sentinels(_rounds(runs_a)),
+        "sentinels_b": noise.sentinels(_rounds(runs_b)),
         "cells": cells,
         "invalid_load_points_a": invalid_a,
         "invalid_load_points_b": invalid_b,
@@ -113,7 +118,7 @@ def _runs(connection: duckdb.DuckDBPyConnection, chosen: Selection) -> list[dict
         connection,
         """
         SELECT r.run_uuid, r.setting_key, r.label, r.outcome, coalesce(r.expect, 'ok') AS expected,
-            r.round, r.repeat, c.setting::VARCHAR AS setting, c.pins::VARCHAR AS pins,
+            r.sweep, r.round, r.repeat, c.setting::VARCHAR AS setting, c.pins::VARCHAR AS pins,
             r.hardware, e.driver_version, e.cuda_version, e.host, e.memory_total_bytes,
             e.compile_cache, r.git_commit, r.git_dirty,
             (SELECT count(*) FROM residual x WHERE x.run_uuid = r.run_uuid AND x.alarm) AS alarms
@@ -155,6 +160,10 @@ def _pairs(
 
 def _keys(runs: Runs) -> set[str]:
     return {run["setting_key"] for run in runs}
+
+
+def _rounds(runs: Runs) -> list[Round]:
+    return [(run["sweep"], run["round"]) for run in runs]
 
 
 def _labels(runs: Runs, others: Runs) -> list[str]:
@@ -234,14 +243,16 @@ def _cell(
     runs_a: Runs,
     runs_b: Runs,
     numbers: Mapping[str, Mapping[tuple[int | None, str], float]],
+    noise: Floors,
 ) -> dict[str, Any]:
     values_a, values_b = _gather(runs_a, numbers), _gather(runs_b, numbers)
     shared = sorted(
         values_a.keys() & values_b.keys(), key=lambda k: (k[0] is not None, k[0] or 0, k[1])
     )
+    key, rounds = runs_a[0]["setting_key"], [*_rounds(runs_a), *_rounds(runs_b)]
     return {
         "label": runs_a[0]["label"],
-        "setting_key": runs_a[0]["setting_key"],
+        "setting_key": key,
         "runs_a": [run["run_uuid"] for run in runs_a],
         "runs_b": [run["run_uuid"] for run in runs_b],
         "outcomes_a": [run["outcome"] for run in runs_a],
@@ -255,6 +266,9 @@ def _cell(
                     values_a[(point, metric)],
                     values_b[(point, metric)],
                     exact=metric in EXACT,
+                    noise_floor=noise.floor(
+                        rounds, key, point, metric, fmean(values_a[(point, metric)])
+                    ),
                 ).document(),
             }
             for point, metric in shared

@@ -1,7 +1,7 @@
 """Is a difference more than noise? Welch's interval over repeats, or what effect would show.
 
 A mean of few repeats without its uncertainty is an anecdote: nothing is called a change that the
-spread of the repeats explains.
+spread of the repeats explains, or that an unchanged cell showed within one round.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Literal
 CONFIDENCE = 0.95
 POWER = 0.80
 
-Verdict = Literal["equal", "different", "not significant", "unknown"]
+WITHIN_NOISE: Literal["within the night's noise"] = "within the night's noise"
+Verdict = Literal["equal", "different", "not significant", "unknown", "within the night's noise"]
+#: Verdicts after which nothing has changed as far as anybody can tell.
+NO_CHANGE = frozenset({"equal", "not significant", WITHIN_NOISE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +41,26 @@ class Effect:
     p_value: float | None
     detectable: float | None
     verdict: Verdict
+    #: Largest difference that a round's sentinel, an unchanged cell, showed; ``None``: no sentinel.
+    noise_floor: float | None = None
 
     def document(self) -> dict[str, object]:
         """Return it as JSON values."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def effect(a: Sequence[float], b: Sequence[float], *, exact: bool) -> Effect:
+def effect(
+    a: Sequence[float], b: Sequence[float], *, exact: bool, noise_floor: float | None = None
+) -> Effect:
     """Compare the repeats of two sets, neither of them empty.
 
     ``exact`` metrics are integer arithmetic of the engine: any difference is one. For others one
     repeat a side says nothing about noise, so the verdict is ``unknown``.
+
+    ``noise_floor`` is the spread (highest minus lowest) of a cell that was measured again and again
+    within a round. Three values know their standard deviation only to a factor of 0.5 to 6, and the
+    repeats of a cell may all have seen one hour: so no distribution is assumed, and a difference up
+    to that spread is none, whatever the repeats' own interval says.
     """
     mean_a, mean_b = math.fsum(a) / len(a), math.fsum(b) / len(b)
     difference = mean_b - mean_a
@@ -65,6 +77,9 @@ def effect(a: Sequence[float], b: Sequence[float], *, exact: bool) -> Effect:
     else:
         low, high, p_value, detectable = _welch(a, b)
         verdict = "different" if p_value < 1 - CONFIDENCE else "not significant"
+    unexplained = verdict in ("different", "unknown")
+    if unexplained and noise_floor is not None and abs(difference) <= noise_floor:
+        verdict = WITHIN_NOISE
     return Effect(
         n_a=len(a),
         n_b=len(b),
@@ -77,6 +92,7 @@ def effect(a: Sequence[float], b: Sequence[float], *, exact: bool) -> Effect:
         p_value=p_value,
         detectable=detectable,
         verdict=verdict,
+        noise_floor=noise_floor,
     )
 
 

@@ -85,6 +85,7 @@ TABLES: dict[str, dict[str, str]] = {
         "clock_at": "TIMESTAMP",
         "manifest_sha256": "VARCHAR",
         "parser_version": "INTEGER",
+        "sentinel": "BOOLEAN",
     },
     "environment": {
         "run_uuid": "UUID",

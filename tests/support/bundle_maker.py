@@ -380,3 +380,9 @@ def _write_facts(folder: Path, spec: Spec) -> None:
 
 def _json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def sentinel(folder: Path) -> None:
+    """Say in a bundle's outputs that the run was one of the sentinel's (a ``change`` of a Spec)."""
+    path = folder / "orchestration.json"
+    _json(path, json.loads(path.read_text()) | {"sentinel": True})

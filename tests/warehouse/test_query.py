@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 from tasks import record
-from tests.support.bundle_maker import Ask, Lab
+from tests.support.bundle_maker import Ask, Lab, sentinel
 from warehouse.compare import cells, choose
 from warehouse.connection import open_snapshot
 from warehouse.errors import BadInput, CannotFindOut
@@ -29,7 +29,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory, new_lab: Callable[[Path], L
     made = new_lab(tmp_path_factory.mktemp("filled"))
     slower = ((Ask(1010.0, 1014.0), Ask(1010.0, 1014.5), Ask(1010.1, 1015), Ask(1010.2, 1016)),)
     paths = [
-        made.seal(run_uuid="11111111-1111-4111-8111-111111111111"),
+        made.seal(run_uuid="11111111-1111-4111-8111-111111111111", change=sentinel),
         made.seal(run_uuid="11112222-1111-4111-8111-111111111111", repeat=2),
         made.seal(round="2", started_s=1300.0, ended_s=1400.0, requests=slower),
         made.seal(round="2", started_s=1310.0, repeat=2, engine_version="0.28.0"),

@@ -40,7 +40,7 @@ the published copy, which is replaced in one step and never locked by a reader:
 | `migrations/`, `migrate.py` | the schema as numbered SQL, each file applied once, never edited |
 | `connection.py`, `publish.py`, `store.py` | lock and files; snapshot; whole runs at a time |
 | `query.py`, `queries/`, `lookup.py` | read-only SQL with limits; named queries; filters |
-| `compare.py`, `difference.py`, `statistics.py` | predictions; two sets with noise stated |
+| `compare.py`, `difference.py`, `statistics.py`, `noise.py` | predictions; two sets, noise stated |
 | `audit.py`, `ledger.py`, `export.py` | chain of custody; list of manifests; Parquet |
 
 Evidence classes never share a column: **measured** (a log line, a sample, a request),
