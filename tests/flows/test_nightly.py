@@ -131,7 +131,7 @@ def test_the_night_before_is_the_latest_earlier_night_and_no_run(
 
     def before(mine: Round) -> str | None:
         found = nightly.night_before(home, nights, mine)
-        return found and found.label
+        return None if found is None else found.label
 
     assert before(nights[0]) is None
     assert before(nights[1]) == "2026-11-28T02-00-00Z"
@@ -193,9 +193,10 @@ CELL: dict[str, Any] = {
 
 
 def test_what_the_webhook_gets(home: Home, this: Night) -> None:
-    (round_,) = rounds(home, this.night)
+    before, round_ = rounds(home, LABEL, this.night)
     counts = {"runs": 1, "measured": 1, "unexpected": 1}
-    found = Found("failed", "0 of 1", round_, [CELL], counts, [{"message": "e: outcome"}])
+    worse = [{"message": "e: outcome"}]
+    found = Found("failed", "0 of 1", round_, [CELL], counts, worse, before)
     told = nightly._document(home, this, found)
     assert list(told) == [
         "format", "night", "sweep", "target", "verdict", "message", "began_at", "ended_at", "round",
@@ -210,6 +211,7 @@ def test_what_the_webhook_gets(home: Home, this: Night) -> None:
     assert told["commands"] == [
         "memsweep status",
         f"memsweep compare small@{round_.id}",
+        f"memsweep compare small@{before.id} small@{round_.id}",
         f"memsweep show {CELL['run_uuid']}",
     ]
 
