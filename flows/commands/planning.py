@@ -14,11 +14,13 @@ from flows.output import count, emit_json, print_table, say
 from flows.shipped import beside, find_sweep, shipped
 from tasks.home import Home
 from tasks.launch import models
-from tasks.plan.plan import Plan, PlannedCell, make_plan
+from tasks.plan.outlook import Outlook
+from tasks.plan.plan import Plan, PlannedCell, PlannedRun, make_plan
 from tasks.plan.prediction import Prediction
 from tasks.plan.sizing_lint import Finding
+from tasks.plan.spending import NO_HISTORY, History, Spending
 from tasks.plan.sweep import parse_sweep
-from warehouse.errors import BadInput
+from warehouse.errors import BadInput, MemsweepError
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a shipped name or a file")]
 TargetOption = Annotated[
@@ -81,6 +83,18 @@ def plan(
             min=0, max=1, help="share of each prompt that all users will have in common; for advice"
         ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0, metavar="MIN", help="GPU-minutes to spend (CPU: minutes of a slot)"
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="show the order of a round with this seed")
+    ] = None,
+    night: Annotated[
+        bool, typer.Option("--night", help="as a scheduled night: with a sentinel")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show what a sweep will do: cells, server starts, predictions, refusals, time and disk.
@@ -92,69 +106,107 @@ def plan(
     """
     from flows.context import surroundings
 
+    home = Home.find()
     where, text = find_sweep(sweep)
     parsed = parse_sweep(text, where=where, read=beside(sweep))
-    made = make_plan(parsed, surroundings(Home.find(), target, fetch=True))
+    made = make_plan(parsed, surroundings(home, target, fetch=True), night=night)
+    outlook = Outlook(made, past_runs(home, made), seed=seed, budget_minutes=budget)
     if json:
-        emit_json(document(made, prefix_overlap_ratio=prefix_overlap_ratio))
+        emit_json(document(made, outlook, prefix_overlap_ratio=prefix_overlap_ratio))
     else:
-        show(made, prefix_overlap_ratio=prefix_overlap_ratio)
+        show(made, outlook, prefix_overlap_ratio=prefix_overlap_ratio)
 
 
-def document(plan: Plan, *, prefix_overlap_ratio: float | None = None) -> dict[str, object]:
+def past_runs(home: Home, plan: Plan) -> History:
+    """Return what is known of past runs on the plan's target; nothing where it cannot be read."""
+    from tasks import history
+
+    try:
+        return history.read(home.warehouse_snapshot, plan.surroundings.target)
+    except MemsweepError as error:
+        say(f"past runs are not taken into account - {error}")
+        return NO_HISTORY
+
+
+def document(
+    plan: Plan, outlook: Outlook | None = None, *, prefix_overlap_ratio: float | None = None
+) -> dict[str, object]:
     """Return a plan as the JSON object of ``plan --json``."""
+    outlook = outlook or Outlook(plan)
+    cpu = plan.surroundings.device == "cpu"
+    costs = {name: cost.document(cpu=cpu) for name, cost in outlook.spending.items()}
     return {
         "sweep": plan.sweep.name,
         "sweep_sha256": plan.sweep.sha256,
         "target": plan.surroundings.target,
         "repeats": plan.sweep.repeats,
-        "boots": plan.boots,
-        "estimate_s": round(plan.estimate_s),
-        "disk_bytes": plan.disk_bytes,
-        "gpu_hours": gpu_hours(plan),
+        **costs["as_planned"],
+        "disk_bytes": outlook.disk_bytes,
+        "disk_source": outlook.sized_by,
         "unresolved": plan.unresolved,
-        "cells": [
-            {
-                "label": planned.cell.label,
-                "cell_key": planned.cell.cell_key,
-                "setting_key": planned.cell.setting_key,
-                "expect": planned.cell.expect.value if planned.cell.expect else None,
-                "infeasible": planned.infeasible,
-                "skipped": planned.skipped,
-                "estimate_s": round(planned.estimate_s),
-                "cell": planned.cell.document(),
-                "prediction": planned.prediction.document(planned.cell.cell_key, made_at=None),
-            }
-            for planned in plan.cells
-        ],
+        "cells": [_cell(planned, outlook.history) for planned in plan.cells],
         "findings": [
             {"code": finding.code, "cell": planned.cell.label, "message": finding.message}
             for planned, finding in _findings(plan, prefix_overlap_ratio)
         ],
+        "spending": costs,
+        "seed": outlook.seed,
+        "order": [_turn(run) for run in outlook.runs],
+        "budget": _budget(outlook),
     }
 
 
-def gpu_hours(plan: Plan) -> float | None:
-    """GPU-hours of the plan; ``None`` where no GPU is used."""
-    if plan.surroundings.device != "cuda":
+def _cell(planned: PlannedCell, history: History) -> dict[str, object]:
+    past = history.settings.get(planned.cell.setting_key)
+    return {
+        "label": planned.cell.label,
+        "cell_key": planned.cell.cell_key,
+        "setting_key": planned.cell.setting_key,
+        "expect": planned.cell.expect.value if planned.cell.expect else None,
+        "infeasible": planned.infeasible,
+        "skipped": planned.skipped,
+        "estimate_s": round(planned.estimate_s),
+        "past_runs": 0 if past is None else past.runs,
+        "last_measured_at": None
+        if past is None
+        else past.last_at.isoformat().replace("+00:00", "Z"),
+        "median_s": None if past is None else past.median_s,
+        "bundle_bytes": None if past is None else past.bundle_bytes,
+        "cell": planned.cell.document(),
+        "prediction": planned.prediction.document(planned.cell.cell_key, made_at=None),
+    }
+
+
+def _turn(run: PlannedRun) -> dict[str, object]:
+    return {"label": run.cell.label, "repeat": run.repeat, "sentinel": run.sentinel}
+
+
+def _budget(outlook: Outlook) -> dict[str, object] | None:
+    choice = outlook.choice
+    if choice is None:
         return None
-    seconds = sum(
-        run.planned.estimate_s
-        * run.cell.setting.server.tensor_parallel_size
-        * run.cell.setting.server.pipeline_parallel_size
-        for run in plan.runs()
-    )
-    return round(seconds / 3600, 2)
+    return {
+        "minutes": outlook.budget_minutes,
+        "unit": outlook.unit,
+        "spent_minutes": outlook.minutes(choice.chosen),
+        "runs": [_turn(run) for run in choice.chosen],
+        "left_out": [_turn(run) for run in choice.left_out],
+    }
 
 
-def show(plan: Plan, *, prefix_overlap_ratio: float | None = None) -> None:
+def show(
+    plan: Plan, outlook: Outlook | None = None, *, prefix_overlap_ratio: float | None = None
+) -> None:
     """Print a plan for reading: wide tables in a pipe, narrow ones with a legend in a terminal."""
     title = f"Plan of {plan.sweep.name} on {plan.surroundings.target}"
     if _is_narrow():
         _show_narrow(plan, title)
     else:
         _show_wide(plan, title)
-    for line in _notes(plan):
+    outlook = outlook or Outlook(plan)
+    if outlook.seed is not None:
+        _show_order(outlook)
+    for line in [*_costs(outlook), *_notes(plan)]:
         say(line)
     for lines in _grouped(
         (finding.message, planned.cell.label)
@@ -209,14 +261,57 @@ def _show_narrow(plan: Plan, title: str) -> None:
     print_table("Predicted load", ["#", *POINT_COLUMNS], points)
 
 
-def _notes(plan: Plan) -> list[str]:
-    """Return what is to be said below the tables: boots, time, disk, estimates, open pins."""
-    hours = gpu_hours(plan)
-    notes = [
-        f"{plan.boots} server starts (one a run: load points share their cell's server), "
-        f"about {plan.estimate_s / 60:.0f} minutes, {plan.disk_bytes / 1e6:.0f} MB of bundles"
-        + (f", {hours} GPU-hours" if hours is not None else "")
+def _show_order(outlook: Outlook) -> None:
+    rows = [
+        [n, run.cell.label, run.repeat, "sentinel" if run.sentinel else ""]
+        for n, run in enumerate(outlook.runs, start=1)
     ]
+    print_table(f"Order with seed {outlook.seed}", ["#", "cell", "repeat", ""], rows)
+
+
+def _costs(outlook: Outlook) -> list[str]:
+    """Return what the runs cost, what is saved by what, and what a budget leaves out."""
+    costs = outlook.spending
+    planned = costs["as_planned"]
+    lines = [
+        f"{_cost(planned, 'server starts')} (one a run: load points share their cell's server), "
+        f"{outlook.disk_bytes / 1e6:.0f} MB of bundles ({outlook.sized_by})"
+    ]
+    if (apart := costs["one_boot_a_load_point"]) != planned:
+        lines.append(f"without sharing: {_cost(apart, 'server starts, one a load point')}")
+    for name, when in (
+        ("if_predictions_hold", "if the predictions hold"),
+        ("if_the_unknown_is_refused", "if what they leave open is refused for want of KV memory"),
+    ):
+        if (left := costs[name]) != planned:
+            lines.append(f"less what earlier ends settle: {_cost(left, 'starts')} {when}")
+    sentinels = [run for run in outlook.runs if run.sentinel]
+    if sentinels:
+        label = sentinels[0].cell.label
+        lines.append(f"sentinel: {label}, {len(sentinels)} runs: at start, middle and end")
+    return [*lines, *_spent(outlook)]
+
+
+def _cost(cost: Spending, starts: str) -> str:
+    hours = f", {cost.gpu_s / 3600:.2f} GPU-hours" if cost.gpu_s else ""
+    return f"{cost.boots} {starts}, about {cost.wall_s / 60:.0f} minutes{hours}"
+
+
+def _spent(outlook: Outlook) -> list[str]:
+    choice = outlook.choice
+    if choice is None:
+        return []
+    total = len(choice.chosen) + len(choice.left_out)
+    spent, unit = outlook.minutes(choice.chosen), outlook.unit
+    return [
+        f"budget of {outlook.budget_minutes:g} {unit}: {len(choice.chosen)} of {total} runs, "
+        f"{spent:g} {unit}",
+        *(f"left out: {run.cell.label} #{run.repeat}" for run in choice.left_out),
+    ]
+
+
+def _notes(plan: Plan) -> list[str]:
+    """Return what is to be said of single cells: estimates, open pins."""
     sources = [
         (f"estimated pool: {planned.prediction.range.pool.source}", planned.cell.label)
         for planned in plan.cells
@@ -233,7 +328,7 @@ def _notes(plan: Plan) -> list[str]:
                 )
             else:
                 open_pins.append((f"unresolved pin - {pin} of {name}", planned.cell.label))
-    return [*notes, *_grouped(sources), *made_here.values(), *_grouped(open_pins)]
+    return [*_grouped(sources), *made_here.values(), *_grouped(open_pins)]
 
 
 def _grouped(said: Iterable[tuple[str, str]]) -> list[str]:

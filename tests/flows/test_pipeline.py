@@ -121,6 +121,16 @@ def test_a_cell_reaches_the_warehouse_with_its_prediction(
         assert residuals[name] == 0, name
 
 
+def test_a_run_of_the_sentinel_is_one_in_the_warehouse(
+    context: Context, pod_of: Callable[..., Path]
+) -> None:
+    home = context.measuring.home
+    run = next(iter(context.plan.runs()))
+    uuid = measured(context, replace(run, sentinel=True), pod_of(run))
+    (stored,) = rows(home, "select sentinel, run_uuid::varchar as run_uuid from run")
+    assert stored == {"sentinel": True, "run_uuid": uuid}
+
+
 def test_a_wrong_prediction_is_a_residual_and_is_never_corrected(
     context: Context, pod_of: Callable[..., Path]
 ) -> None:

@@ -1,0 +1,159 @@
+"""``memsweep plan`` says what a sweep costs, with and without what saves, and on a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import cli
+from tasks import record
+from tasks.home import Home
+from tasks.launch import target
+from tests.support.bundle_maker import Lab
+
+SWEEP = """
+name: costly
+model: tiny-qwen35
+repeats: 2
+server: {max_num_seqs: 64, max_model_len: 32768}
+experiments:
+  - name: profiled
+    vary: {gpu_memory_utilization: [0.9, 0.7, 0.5]}
+    points: [{parallel: 1, number: 2}, {parallel: 16, number: 32}]
+"""
+#: Keys of `plan --json` that scripts rely on; keys are only ever added.
+KEYS = {
+    "format",
+    "sweep",
+    "sweep_sha256",
+    "target",
+    "repeats",
+    "boots",
+    "estimate_s",
+    "disk_bytes",
+    "disk_source",
+    "gpu_hours",
+    "unresolved",
+    "cells",
+    "findings",
+    "spending",
+    "seed",
+    "order",
+    "budget",
+}
+CELL_KEYS = {
+    "label",
+    "cell_key",
+    "setting_key",
+    "expect",
+    "infeasible",
+    "skipped",
+    "estimate_s",
+    "past_runs",
+    "last_measured_at",
+    "median_s",
+    "bundle_bytes",
+    "cell",
+    "prediction",
+}
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """An empty state folder, a sweep in the current one, and no GPU."""
+    monkeypatch.setenv("MEMSWEEP_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(target, "_gpu_here", lambda: None)
+    (tmp_path / "costly.yaml").write_text(SWEEP)
+    return Home(tmp_path / "state")
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Return a runner of ``plan``: stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[str, str]:
+        assert cli.run(["plan", *arguments]) == 0
+        out, err = capsys.readouterr()
+        return out, err
+
+    return call
+
+
+def document(plan: Any, *arguments: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(plan(*arguments, "--json")[0])
+    return value
+
+
+def test_keys_scripts_rely_on(plan: Any) -> None:
+    value = document(plan, "demo", "--budget", "1")
+    assert set(value) >= KEYS
+    assert set(value["cells"][0]) >= CELL_KEYS
+    assert set(value["budget"]) >= {"minutes", "unit", "spent_minutes", "runs", "left_out"}
+    for cost in value["spending"].values():
+        assert set(cost) == {"boots", "estimate_s", "gpu_hours"}
+
+
+def test_costs_with_and_without_what_saves(plan: Any) -> None:
+    value = document(plan, "costly.yaml", "--target", "local-gpu")
+    boots = {name: cost["boots"] for name, cost in value["spending"].items()}
+    assert boots == {
+        "as_planned": 6,
+        "one_boot_a_load_point": 12,
+        "if_predictions_hold": 6,
+        # 0.9 refused in both repeats, everything below follows.
+        "if_the_unknown_is_refused": 2,
+    }
+    assert value["spending"]["one_boot_a_load_point"]["gpu_hours"] > value["gpu_hours"] > 0
+    _, err = plan("costly.yaml", "--target", "local-gpu")
+    assert "6 server starts, about " in err
+    assert "without sharing: 12 server starts, one a load point" in err
+    assert "less what earlier ends settle: 2 starts" in err
+    assert "GPU-hours" in err
+
+
+def test_a_budget_names_its_unit_and_what_it_leaves_out(plan: Any) -> None:
+    value = document(plan, "costly.yaml", "--target", "local-gpu", "--budget", "7")
+    budget = value["budget"]
+    assert budget["unit"] == "GPU-minutes"
+    assert budget["spent_minutes"] <= 7
+    assert [run["repeat"] for run in budget["runs"]] == [1] * len(budget["runs"])
+    assert len(budget["runs"]) + len(budget["left_out"]) == 6
+    _, err = plan("demo", "--budget", "2")
+    print(err)
+    assert "budget of 2 slot-minutes: " in err
+    assert "left out: context-limit/max_model_len=32768 #1" in err
+
+
+def test_a_seed_shows_its_order_and_a_night_its_sentinel(plan: Any) -> None:
+    plain = document(plan, "costly.yaml", "--target", "local-gpu")
+    seeded = document(plan, "costly.yaml", "--target", "local-gpu", "--seed", "5")
+    assert (plain["seed"], seeded["seed"]) == (None, 5)
+    assert plain["order"] != seeded["order"]
+    key = lambda turn: (turn["label"], turn["repeat"])  # noqa: E731
+    assert sorted(plain["order"], key=key) == sorted(seeded["order"], key=key)
+    out, err = plan("costly.yaml", "--target", "local-gpu", "--seed", "5", "--night")
+    assert "Order with seed 5" in out
+    assert "sentinel: profiled/gpu_memory_utilization=0.9, 3 runs" in err
+
+
+def test_past_runs_tell_times_and_sizes(plan: Any, state: Home) -> None:
+    from tests.test_history import on
+
+    value = document(plan, "demo")
+    assert (value["disk_source"], value["cells"][0]["past_runs"]) == ("estimated", 0)
+    lab = Lab(state)
+    record.ingest(state, [lab.seal(change=on("local"), started_s=1001.0, ended_s=1031.0)])
+    value = document(plan, "demo")
+    assert value["disk_source"] == "estimated from others here"
+    assert value["disk_bytes"] < 5_000_000
+
+
+def test_a_damaged_warehouse_does_not_keep_a_plan_from_being_made(plan: Any, state: Home) -> None:
+    state.warehouse_snapshot.parent.mkdir(parents=True)
+    state.warehouse_snapshot.write_bytes(b"no database" * 1000)
+    _, err = plan("demo")
+    assert "past runs are not taken into account" in err
