@@ -86,6 +86,8 @@ class Found:
     cells: Sequence[dict[str, Any]] = ()
     counts: Mapping[str, object] | None = None
     regressions: Sequence[dict[str, Any]] = ()
+    #: The night it was compared with.
+    before: Round | None = None
 
 
 def _run_name() -> str:
@@ -219,14 +221,15 @@ def _judged(home: Home, this: Night, sweep: Sweep, state: State[str]) -> tuple[F
     mine = next((r for r in reversed(rounds) if r.label == this.night), None)
     if mine is None:
         return Found(verdict, message), state
-    cells, worse = _looked_up(home, mine, night_before(home, rounds, mine))
+    before = night_before(home, rounds, mine)
+    cells, worse = _looked_up(home, mine, before)
     if worse and verdict == "ok":
         named = "; ".join(one["message"] for one in worse[:5])
         verdict, message = "regression", f"{message}; worse than the night before: {named}"
         state = Failed(name=REGRESSION, message=message)
     done = progress(home, mine)
     counts = {"runs": done["runs"], "measured": done["finished"], "unexpected": done["unexpected"]}
-    return Found(verdict, message, mine, cells, counts, worse), state
+    return Found(verdict, message, mine, cells, counts, worse, before), state
 
 
 def night_before(home: Home, rounds: Sequence[Round], mine: Round) -> Round | None:
@@ -315,7 +318,10 @@ def commands(home: Home, this: Night, found: Found) -> list[str]:
     """Return what to type to see more, in this order."""
     wanted = ["memsweep status"]
     if found.round is not None:
-        wanted.append(f"memsweep compare {found.round.sweep_name}@{found.round.id}")
+        name = found.round.sweep_name
+        wanted.append(f"memsweep compare {name}@{found.round.id}")
+        if found.regressions and found.before is not None:
+            wanted.append(f"memsweep compare {name}@{found.before.id} {name}@{found.round.id}")
     wanted += [
         f"memsweep show {cell['run_uuid']}" for cell in found.cells if not cell["as_expected"]
     ][:3]
