@@ -52,7 +52,11 @@ _PAGE = 100
 _FILTERABLE = re.compile(r"(?=.*[a-z])[a-z0-9_]+")
 #: What a run that may have left something went through.
 _RAN = frozenset({"running", "processing"})
-_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+#: What will not be otherwise the next time, though no status says so -> what to do.
+_STAYS = {
+    "CERTIFICATE_VERIFY_FAILED": "state its authority as ca_file in the profile",
+    "too many redirects": "state the address it redirects to as host (https for http?)",
+}
 _NOISY = ("polyaxon", "polyaxon.cli", "urllib3.connectionpool")
 
 
@@ -495,14 +499,9 @@ class PolyaxonClient:
 
     def _refusal(self, what: str, status: int | None, text: str) -> CannotFindOut:
         if status is None:
-            return CannotFindOut(
-                f"Polyaxon at {self._host}: could not {what}: {text}"
-                + (
-                    "; state its authority as ca_file in the profile"
-                    if _CERTIFICATE in text
-                    else ""
-                )
-            )
+            hints = [hint for words, hint in _STAYS.items() if words in text]
+            said = f"Polyaxon at {self._host}: could not {what}: {text}"
+            return CannotFindOut("; ".join([said, *hints]))
         said = f"Polyaxon at {self._host}: could not {what}: answered {status}: {text}"
         if status in {401, 403}:
             return AccessRefused(f"{said}; does the token hold, and may it do this in the project?")
@@ -512,9 +511,8 @@ class PolyaxonClient:
 
     def _is_transient(self, status: int | None, error: BaseException) -> bool:
         if status is None:
-            # A certificate that does not hold will not hold the next time either.
-            certificate = _CERTIFICATE in str(error)
-            return not (certificate or isinstance(error, FileExistsError | PermissionError))
+            stays = any(words in str(error) for words in _STAYS)
+            return not (stays or isinstance(error, FileExistsError | PermissionError))
         return status in {408, 429} or status >= 500 or (status == 405 and self._local)
 
 
