@@ -23,7 +23,7 @@ from tasks.launch import services
 from tasks.launch.settings import POOL, prefect_environment, service_environment
 from warehouse.errors import MemsweepError
 
-LOOK_S = 2.0
+LOOK_S = 5.0
 ANSWER_S = 10.0
 #: A worker that ends again and again is not started more often than this.
 RESTART_S = 10.0
