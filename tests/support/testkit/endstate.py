@@ -92,6 +92,20 @@ def still_running(home: Home) -> list[str]:
     return sorted(left)
 
 
+def prefect_states(home: Home, round_: Round) -> dict[str, str]:
+    """Return what Prefect says of every flow run that worked on the round."""
+    ends = services.endpoints(home)
+    assert ends is not None, "the services are not up"
+    lines = (round_.folder / "flows.jsonl").read_text(encoding="utf-8").splitlines()
+    found = {}
+    with httpx.Client(base_url=ends.prefect_api_url, trust_env=False, timeout=30) as client:
+        for line in lines:
+            flow = str(json.loads(line)["flow_run_id"])
+            answer = client.get(f"/flow_runs/{flow}").raise_for_status().json()
+            found[flow] = str(answer["state"]["type"])
+    return found
+
+
 def problems(
     home: Home,
     round_: Round,
@@ -118,6 +132,11 @@ def problems(
         if got[name] != reference[name]:
             found.append(f"{name}: content differs from the undisturbed round's")
     found += _runs_agree(home, round_, lost, exactly=lost_exactly)
+    found += [
+        f"Prefect flow run {flow}: still {state}"
+        for flow, state in prefect_states(home, round_).items()
+        if state not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+    ]
     found += [f"still running: {one}" for one in still_running(home)]
     found += [f"half a bundle: {path.name}" for path in home.bundles.glob(".tmp-*")]
     report = record.verify(home)
