@@ -38,7 +38,11 @@ def residuals(data: Data) -> Section | None:
             {
                 "metric": metric,
                 "percent": _percent(one),
-                "verdict": "alarm" if one.alarm else "claim" if one.kind == "value" else "estimate",
+                "verdict": "alarm"
+                if one.alarm
+                else "exact claim"
+                if one.kind == "value"
+                else "estimate",
                 "words": f"{place}: {one.metric} predicted {worded(one.metric, one.predicted)}, "
                 f"measured {worded(one.metric, one.measured or 0.0)}",
             }
@@ -192,7 +196,7 @@ def true_peaks(data: Data) -> Section | None:
         )
     if not rows:
         return None
-    told = f"At {missed} of {len(rows)} load points a scrape missed the peak."
+    told = f"At {missed} of {len(rows)} load points a scrape surely missed the peak."
     columns = ("cell", "load point", "sampled", "surely reached", "never exceeded", "case")
     return Section(
         "peaks",
