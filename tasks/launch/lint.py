@@ -7,6 +7,7 @@ found hours later on a cluster, or never.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -35,6 +36,8 @@ _GLOBALS = frozenset(
 _BY_DIGEST = re.compile(r"^[^@\s]+@sha256:[0-9a-f]{64}$")
 _ONE_NAME = re.compile(r"^\{\{\s*(\w+)\s*\}\}$")
 _OTHER_TYPES = {"integer": "int", "string": "str", "number": "float", "boolean": "bool"}
+#: Maps of the environment section whose values Polyaxon turns into text again.
+_TEXT_MAPS = ("labels.", "annotations.", "nodeSelector.")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SECRET_NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY(_ID)?|SECRET_?KEY|PRIVATE_?KEY"
@@ -144,6 +147,7 @@ def _profile(shown: str, profile: target.Profile) -> Iterator[Finding]:
         yield Finding(shown, "image", "a tag or digest in it", profile.image, "image_digest apart")
     yield from _resources(shown, "resources", profile.resources)
     yield from _labels(shown, "environment", profile.environment)
+    yield from _literals(shown, "environment", profile.environment)
 
 
 def _polyaxonfile(
@@ -313,7 +317,9 @@ def _node(
         size = node["emptyDir"]["sizeLimit"]
         yield from _quantity(shown, f"{where}.emptyDir.sizeLimit", "sizeLimit", size)
     if isinstance(node.get("environment"), dict):
-        yield from _labels(shown, f"{where}.environment".lstrip("."), node["environment"])
+        place = f"{where}.environment".lstrip(".")
+        yield from _labels(shown, place, node["environment"])
+        yield from _literals(shown, place, node["environment"])
     if isinstance(node.get("image"), str) and where.rpartition(".")[2].startswith(
         ("container", "sidecars", "containers")
     ):
@@ -380,6 +386,25 @@ def _labels(shown: str, where: str, environment: object) -> Iterator[Finding]:
     for bad in labels.problems(found if isinstance(found, dict) else {}):
         wanted = "at most 63 of A-Z a-z 0-9 _ . - and a letter or digit at both ends"
         yield Finding(shown, f"{where}.labels", "not a label", bad, wanted)
+
+
+def _literals(shown: str, where: str, environment: object) -> Iterator[Finding]:
+    """Find texts that Polyaxon reads as a Python value and hands on as such.
+
+    A label becomes another text; a toleration's value becomes a number, which Kubernetes refuses.
+    """
+    for place, text in _walk(environment, where):
+        if not isinstance(text, str) or "{{" in text:
+            continue
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        # A number in one of these maps becomes the same text again; True becomes "true".
+        in_map = place.removeprefix(f"{where}.").startswith(_TEXT_MAPS)
+        same_again = in_map and isinstance(value, int | float) and str(value) == text
+        if isinstance(value, bool) or not same_again:
+            yield Finding(shown, place, "Polyaxon hands on another value", repr(text), "a word")
 
 
 def _secrets(shown: str, document: object) -> Iterator[Finding]:

@@ -156,6 +156,16 @@ def test_a_good_file_has_no_findings(tmp_path: Path) -> None:
             "run.volumes[0].emptyDir.sizeLimit",
             "'much'",
         ),
+        (
+            with_run(environment={"nodeSelector": {"gpu": "True"}}),
+            "run.environment.nodeSelector.gpu",
+            "hands on another value, got 'True'",
+        ),
+        (
+            with_run(environment={"tolerations": [{"key": "gpu", "value": "1"}]}),
+            "run.environment.tolerations[0].value",
+            "hands on another value, got '1'",
+        ),
         (with_container(imge=IMAGE), "file", "Polyaxon's check"),
         (
             component(inputs=[{"name": "length", "type": "integer"}]),
@@ -180,6 +190,15 @@ def test_an_image_by_input_has_to_be_forced_to_a_digest(tmp_path: Path) -> None:
         entry = {"name": "image", "type": "str", "validation": validation}
         document["inputs"] = [{"name": "length", "type": "int"}, entry]
         assert len(found(tmp_path, document)) == count
+
+
+def test_texts_that_stay_what_they_are_pass(tmp_path: Path) -> None:
+    good = {
+        "nodeSelector": {"nvidia.com/gpu.present": "true", "count": "1"},
+        "labels": {"team": "7"},
+        "tolerations": [{"key": "gpu", "operator": "Equal", "value": "true"}],
+    }
+    assert found(tmp_path, with_run(environment=good)) == []
 
 
 def test_params_are_checked_strictly_when_given(tmp_path: Path) -> None:
@@ -212,10 +231,12 @@ def test_a_profile_is_checked_for_tags_and_quantities(tmp_path: Path) -> None:
     shipped = yaml.safe_load((target.PROFILES / "cluster-a10.yaml").read_text())
     shipped |= {"image": "registry.invalid/engine:v1", "quota": {}}
     shipped["resources"]["requests"]["cpu"] = "many"
+    shipped["environment"]["nodeSelector"]["a"] = "1e5"
     lines = found(tmp_path, shipped)
     assert any("image: a tag or digest in it" in one for one in lines)
     assert any("resources.requests.cpu" in one for one in lines)
-    assert len(lines) == 2
+    assert any("environment.nodeSelector.a: Polyaxon hands on another" in one for one in lines)
+    assert len(lines) == 3
 
 
 def tracked() -> list[str]:
