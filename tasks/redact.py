@@ -49,6 +49,14 @@ _PATTERNS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
 )  # fmt: skip
 
 
+_remembered: set[str] = set()
+
+
+def remember(secret: str) -> None:
+    """Have a secret that came from elsewhere than a variable of such a name looked for too."""
+    _remembered.add(secret)
+
+
 @dataclass(frozen=True, slots=True)
 class Secrets:
     """What is looked for beside the patterns: the values of secrets that this process knows."""
@@ -70,8 +78,8 @@ class Secrets:
 
     @classmethod
     def here(cls) -> Secrets:
-        """Return those of this process's environment."""
-        return cls.of(os.environ)
+        """Return those of this process: of its environment, and what it was told to remember."""
+        return cls.of(os.environ, _remembered)
 
     def clean(self, text: bytes) -> tuple[bytes, int]:
         """Return a text without secrets, and how many were taken out."""

@@ -150,6 +150,7 @@ def _schedule(home: Home, wanted: Schedule, json: bool) -> None:
     """Have it measured from now on."""
     from flows.context import prepare, use
     from tasks.launch import services
+    from tasks.launch import target as targets
 
     parsed = _parsed(wanted.sweep)
     ends = prepare(home, parsed, wanted.target)
@@ -166,8 +167,8 @@ def _schedule(home: Home, wanted: Schedule, json: bool) -> None:
         if earlier is not None:
             schedules.save(home, earlier)
         raise
-    if wanted.webhook_env is not None:
-        services.end_scheduler(home)  # the next one is started with the variable
+    if wanted.webhook_env is not None or not targets.load(wanted.target).is_embedded:
+        services.end_scheduler(home)  # the next one is started with the variable, or the token's
     prepare(home, parsed, wanted.target)
     if json:
         emit_json({"schedules": _rows(home, wanted.name)})

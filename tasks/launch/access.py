@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from tasks.launch.port import AccessRefused
 from tasks.launch.target import Profile
+from tasks.redact import remember
 from warehouse.errors import BadInput, CannotFindOut, MemsweepError
 
 if TYPE_CHECKING:
@@ -50,12 +51,25 @@ def find_token(profile: Profile, environment: Mapping[str, str] | None = None) -
             f"target {profile.name}: the token would travel in clear to {profile.host}; use https, "
             "a port-forward to localhost, or no token"
         )
+    if token:
+        remember(token)
     return token
+
+
+def token_environment(profile: Profile) -> dict[str, str]:
+    """Return the variables by which another process of ours finds the same token."""
+    name = profile.token_env or TOKEN_VARIABLE
+    given = {name: os.environ[name]} if name in os.environ else {}
+    return {**given, "POLYAXON_HOME": str(_polyaxon_home(os.environ))}
+
+
+def _polyaxon_home(given: Mapping[str, str]) -> Path:
+    return Path(given.get("POLYAXON_HOME") or Path.home() / ".polyaxon")
 
 
 def _logged_in(profile: Profile, given: Mapping[str, str]) -> str | None:
     """Return the token of Polyaxon's own configuration, if it is for this host."""
-    folder = Path(given.get("POLYAXON_HOME") or Path.home() / ".polyaxon")
+    folder = _polyaxon_home(given)
     host = _read(folder / ".client", "host", "POLYAXON_HOST")
     if host is None or host.rstrip("/") != (profile.host or "").rstrip("/"):
         return None

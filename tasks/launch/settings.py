@@ -8,6 +8,7 @@ passed on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import tasks
 from tasks.home import VARIABLE, Home
 from tasks.schedules import schedules
+from warehouse.errors import BadInput
 
 LOOPBACK = "127.0.0.1"
 #: Prefect's work pool that nights are fired through, and the worker in it.
@@ -118,7 +120,7 @@ def service_environment(home: Home, name: str, *, polyaxon_host: str) -> dict[st
     # The packages may come from a checkout that is not installed.
     own = {"PYTHONPATH": str(Path(tasks.__file__).parents[1])}
     if name == "scheduler":
-        own |= {VARIABLE: str(home.root)} | _webhook_addresses(home)
+        own |= {VARIABLE: str(home.root)} | _webhook_addresses(home) | _cluster_access(home)
         return common | prefect_environment(home) | own
     return common | polyaxon_environment(home, polyaxon_host) | own
 
@@ -127,6 +129,18 @@ def _webhook_addresses(home: Home) -> dict[str, str]:
     """Return the variables that hold the webhooks of what is scheduled, where they are set here."""
     names = [schedule.webhook_env for schedule in schedules(home)]
     return {name: os.environ[name] for name in names if name and name in os.environ}
+
+
+def _cluster_access(home: Home) -> dict[str, str]:
+    """Return the variables by which nights on a cluster find their token, where set here."""
+    from tasks.launch import access, target
+
+    found: dict[str, str] = {}
+    for schedule in schedules(home):
+        with contextlib.suppress(BadInput):  # a profile that is gone: the night will tell
+            profile = target.load(schedule.target)
+            found |= {} if profile.is_embedded else access.token_environment(profile)
+    return found
 
 
 def client_environment(home: Home, *, prefect_api_url: str, polyaxon_host: str) -> dict[str, str]:

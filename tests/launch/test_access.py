@@ -15,6 +15,7 @@ from tasks.launch import access
 from tasks.launch.polyaxon import PolyaxonClient
 from tasks.launch.port import AccessRefused, RunUnknown
 from tasks.launch.target import Profile
+from tasks.redact import Secrets
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
 # Polyaxon's own models, at their import.
@@ -67,6 +68,12 @@ def test_the_token_comes_from_the_environment_before_polyaxons_own_login(tmp_pat
     with pytest.raises(BadInput, match="token_env names MINE, which is not set"):
         access.find_token(named, given)
     assert access.find_token(there, {"POLYAXON_HOME": str(tmp_path / "none")}) is None
+
+
+def test_a_token_that_was_found_is_looked_for_in_what_is_kept() -> None:
+    given = {"PLX": "found-elsewhere-9"}
+    access.find_token(profile("https://polyaxon.invalid", token_env="PLX"), given)
+    assert Secrets.here().clean_text("with found-elsewhere-9") == "with [redacted]"
 
 
 def test_a_login_is_not_shown_to_another_server(tmp_path: Path) -> None:

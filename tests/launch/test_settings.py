@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,28 @@ def test_the_scheduler_gets_the_webhooks_of_what_is_scheduled_and_nothing_else(
     assert block["MEMSWEEP_HOME"] == str(home.root)
     assert block["PREFECT_HOME"].startswith(str(home.root))
     assert "MY_HOOK" not in settings.service_environment(home, "supervisor", polyaxon_host="")
+
+
+def test_a_night_on_a_cluster_finds_its_token_and_no_other_service_has_it(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "planted-value-7")
+    monkeypatch.setenv("POLYAXON_AUTH_TOKEN", "planted-value-8")
+    monkeypatch.delenv("POLYAXON_HOME", raising=False)
+    profile = tmp_path / "there.yaml"
+    profile.write_text(
+        "{description: x, device: cuda, operation: gpu.yaml, host: 'https://x.invalid', image: i,"
+        f" image_digest: 'sha256:{'0' * 64}', models: /m, token_env: MY_TOKEN}}"
+    )
+    schedules.save(
+        home, schedules.Schedule("demo", "demo", str(profile), "0 2 * * *", "UTC", "/", "")
+    )
+    block = settings.service_environment(home, "scheduler", polyaxon_host="")
+    assert block["MY_TOKEN"] == "planted-value-7"
+    assert block["POLYAXON_HOME"] == str(Path.home() / ".polyaxon")
+    assert "POLYAXON_AUTH_TOKEN" not in block
+    for name in ("prefect", "polyaxon", "supervisor"):
+        others = settings.service_environment(home, name, polyaxon_host="")
+        assert "planted-value-7" not in others.values()
+    profile.unlink()
+    assert "MY_TOKEN" not in settings.service_environment(home, "scheduler", polyaxon_host="")
