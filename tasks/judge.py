@@ -125,7 +125,7 @@ def judge(
     if all(number.value == old.value for number in new):
         return Answer.REPRODUCED, "equal"
     if all(number.low <= old.high and old.low <= number.high for number in new):
-        return Answer.REPRODUCED, "the same within its rounding"
+        return Answer.REPRODUCED, "the same within its rounding or sampling"
     low = min(number.low for number in noise.earlier)
     high = max(number.high for number in noise.earlier)
     if len(noise.earlier) > 1 and low <= mean <= high:

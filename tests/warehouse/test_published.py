@@ -170,6 +170,14 @@ def test_what_is_not_comparable_says_why(
     assert why in cell["unlike"][0]
 
 
+def test_invalid_load_points_are_left_out(compare: Callable[..., dict[str, Any]]) -> None:
+    """Test that a load that was cut short says nothing, and the server's start still does."""
+    cut = replace(on_gpu(), requests=(SHORT[:6],))
+    cell = cell_of(compare("context-limit", cut), LIMIT)
+    assert figure(cell, "peak_kv_usage_ratio")["verdict"] == "not measured"
+    assert figure(cell, "max_concurrency")["verdict"] == "as printed"
+
+
 def test_layout_is_comparable_on_any_card(compare: Callable[..., dict[str, Any]]) -> None:
     """Test the block size: arithmetic of model and settings, whatever the GPU's memory."""
     log = LOG + (
