@@ -85,7 +85,7 @@ def _gpu_checks(facts: Mapping[str, Any], device: str) -> Iterator[Check]:
         todo = (
             "install NVIDIA's driver, or give the container a GPU; without one use --target local"
         )
-        yield Check("driver", State.WRONG, str(why), todo)
+        yield Check("driver", State.WRONG, str(why).removeprefix("no GPU sampling: "), todo)
         yield from (Check(name, State.NONE, "no device") for name in ("CUDA", "GPU"))
         return
     yield Check("driver", State.OK, f"NVIDIA {facts['driver']}")
@@ -194,7 +194,7 @@ def of_models(facts: Mapping[str, Any], *, generated: Sequence[str] = ()) -> lis
             todo = "download the model completely"
             checks.append(Check("model", State.WRONG, text, todo))
         else:
-            size, stated = f"{model['weights_bytes'] / GIB:.2f} GiB", model["revision"]
+            size, stated = f"{model['weights_bytes'] / 2**20:,.0f} MiB", model["revision"]
             text = f"{model['name']}: {size} of weights, {stated or 'revision not noted'}"
             checks.append(Check("model", State.OK, text))
     checks += [
