@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -65,15 +66,80 @@ def print_table(
 def _print_fitted(
     title: str, columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool]
 ) -> None:
+    width = shutil.get_terminal_size().columns
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    words = [
+        max(_longest_word(line) for line in (column, *(row[index] for row in texts)))
+        for index, column in enumerate(columns)
+    ]
+    if sum(words) + 2 * (len(words) - 1) > width:
+        _print_stacked(console, title, columns, texts)
+        return
     table = Table(
         title=Text(title), title_justify="left", header_style="bold", box=None, pad_edge=False
     )
-    for column, right in zip(columns, numeric, strict=True):
-        table.add_column(Text(column), justify="right" if right else "left", overflow="fold")
+    for column, right, least in zip(columns, numeric, words, strict=True):
+        table.add_column(
+            Text(column), justify="right" if right else "left", overflow="fold", min_width=least
+        )
     for row in texts:
-        table.add_row(*(Text(cell) for cell in row))
-    width = shutil.get_terminal_size().columns
-    Console(file=sys.stdout, width=width, highlight=False).print(table)
+        table.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    console.print(table)
+
+
+def _longest_word(text: str) -> int:
+    return max((_width(word) for word in text.split()), default=0)
+
+
+def _print_stacked(
+    console: Console, title: str, columns: Sequence[str], texts: Sequence[Sequence[str]]
+) -> None:
+    """Print one block a row where a terminal is too narrow for whole words in columns."""
+    if title:
+        console.print(Text(title, style="italic"))
+    for row in texts:
+        parts = [Text(row[0] if row else "", style="bold")]
+        for column, cell in zip(columns[1:], row[1:], strict=True):
+            parts.append(Text.assemble((f"{column} ", "dim"), (cell, _style(cell))))
+        console.print(Text("  ").join(parts), overflow="fold")
+
+
+#: First word of a cell -> its style. Nothing is told by colour alone: the word stands there.
+_STYLES = {
+    **dict.fromkeys(("ok", "yes", "holds", "none", "equal"), "green"),
+    **dict.fromkeys(("ALARM", "INVALID", "BROKEN"), "bold red"),
+    **dict.fromkeys(("oom", "crashed", "lost", "timed_out", "bench_failed"), "red"),
+    **dict.fromkeys(("not_ready", "config_mismatch"), "red"),
+    **dict.fromkeys(("refused", "partial", "stopped", "different", "differs"), "yellow"),
+    **dict.fromkeys(("–", "noted", "unknown", "infeasible"), "dim"),
+}
+
+
+def _style(cell: str) -> str:
+    """Return how a cell looks in a terminal that has colours (NO_COLOR switches them off)."""
+    if cell.endswith(("(unexpected)", " ABOVE")):
+        return "bold red"
+    if cell.endswith("(as expected)"):
+        return "green"
+    return _STYLES.get(cell.partition(" ")[0].rstrip(":,"), "")
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return a series as so many bars, each as high as the highest value of its stretch.
+
+    The lowest bar is the series' smallest value, the highest one its largest.
+    """
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [number * len(values) // count for number in range(count + 1)]
+    tops = [max(values[a:b]) for a, b in pairwise(edges)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(_BARS[int((top - low) / span * (len(_BARS) - 1))] for top in tops)
 
 
 def _whole_lines(

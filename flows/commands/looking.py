@@ -6,6 +6,7 @@ All read the published snapshot, so they never wait for a sweep and no sweep wai
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.output import count, emit_json, emit_text, print_table, say
+from flows.output import count, emit_json, emit_text, print_table, say, sparkline
 from tasks.home import Home
 from warehouse.errors import BadInput, CannotFindOut, CheckFailed
 
@@ -115,6 +116,7 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
 
     with open_snapshot(Home.find().warehouse_snapshot) as connection:
         shown = find(connection, resolve_run(connection, run))
+        courses = [] if json else _courses(connection, shown["run"]["run_uuid"])
     if json:
         emit_json(shown)
         return
@@ -142,8 +144,31 @@ def show(run: RunArgument, json: JsonOption = False) -> None:
     _print_rows("checks", checks, ("load_point", "check_name", "kind", "state", "detail"))
     _print_rows("failures", shown["failures"], ("type", "phase", "outcome", "line", "text"))
     _print_rows("phases", shown["phases"], ("phase", "load_point", "start_at", "end_at"))
+    _print_courses(courses)
     _print_rows("files", shown["artifacts"], ("path", "bytes", "sha256"))
     _print_facts("rows kept", shown["counts"])
+
+
+def _courses(connection: Any, run_uuid: str) -> list[tuple[str, list[float]]]:
+    """Return what the samplers saw of a run, by quantity, thinned without losing a peak."""
+    from flows.report.data import course, gather
+
+    (run,) = gather(connection, "", [run_uuid]).runs
+    return [(name, line.value.tolist()) for name, line in course(connection, run).lines.items()]
+
+
+def _print_courses(courses: list[tuple[str, list[float]]]) -> None:
+    """Print each series' range; in a terminal with its course as bars."""
+    terminal = sys.stdout.isatty()
+    width = max(10, shutil.get_terminal_size().columns - 64)
+    rows = [
+        [name, _short(min(values)), _short(max(values)), _short(values[-1])]
+        + ([sparkline(values, width)] if terminal else [])
+        for name, values in courses
+    ]
+    if rows:
+        columns = ("quantity", "lowest", "highest", "last") + (("course",) if terminal else ())
+        print_table("over time", columns, rows)
 
 
 def _check_state(row: Mapping[str, Any]) -> str:

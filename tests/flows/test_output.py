@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -79,3 +80,46 @@ def test_rich_is_left_out_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(output, "Table", refuse)
     assert printed("", ["n"], [[1], [22]]) == " n\n 1\n22\n"
+
+
+def in_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, rows: list[list[object]]) -> str:
+    """Return what print_table shows in a terminal of so many columns, colour codes left out."""
+    monkeypatch.setattr(
+        "flows.output.shutil.get_terminal_size", lambda: os.terminal_size((width, 40))
+    )
+    page = io.StringIO()
+    monkeypatch.setattr(page, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", page)
+    monkeypatch.setenv("TERM", "dumb")
+    output.print_table("runs", ["run", "outcome", "peak"], rows)
+    return page.getvalue()
+
+
+def test_a_narrow_terminal_gets_blocks_and_no_cut_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where whole words do not fit side by side, each row is a block; else columns stay."""
+    rows: list[list[object]] = [["0dcdd5d2-40b2-4ffb-8480-db657bec4c9a", "refused", 0.5]]
+    wide = in_a_terminal(monkeypatch, 60, rows)
+    assert len([line for line in wide.splitlines() if "0dcdd5d2-40b2" in line]) == 1
+    assert "outcome  peak" in " ".join(wide.split("\n")[1].split()).replace(" ", "  ")
+    narrow = in_a_terminal(monkeypatch, 40, rows)
+    assert "0dcdd5d2-40b2-4ffb-8480-db657bec4c9a" in narrow
+    assert "outcome refused" in " ".join(narrow.split())
+
+
+def test_what_a_cell_means_has_a_colour() -> None:
+    """Outcomes by their first word; what is expected is no fault."""
+    styles = {
+        cell: output._style(cell) for cell in ("ok", "oom", "refused (as expected)", "975,890")
+    }
+    assert styles == {"ok": "green", "oom": "red", "refused (as expected)": "green", "975,890": ""}
+    assert output._style("ALARM: 2") == "bold red"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 60))
+def test_a_sparkline_keeps_the_peak(values: list[float], width: int) -> None:
+    """As many bars as fit, the highest one where the highest value is."""
+    line = output.sparkline(values, width)
+    assert len(line) == min(width, len(values))
+    if max(values) - min(values) > 1:
+        at = values.index(max(values)) * len(line) // len(values)
+        assert line[at] == "█" or line[min(at + 1, len(line) - 1)] == "█"
