@@ -212,7 +212,7 @@ def measures(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[di
                 )
                 record.ingest(lab.home, [folder])
 
-        monkeypatch.setattr(running, "_measure", measure)
+        monkeypatch.setattr(running, "measure", measure)
         return asked
 
     return will_leave

@@ -58,7 +58,7 @@ def reproduce(
     from flows.commands import running
 
     goes_on = reproduction.is_unfinished(home, first, where, repeats=repeats)
-    running._measure(path, where, {"fresh": not goes_on}, show_plan=False)
+    running.measure(path, where, {"fresh": not goes_on}, show_plan=False)
     verdict = _judge(home, first, where)
     document = {"run_uuid": first.run_uuid, "target": where, **verdict.document()}
     again = reproduction.newest_runs(home, first, where)

@@ -55,7 +55,7 @@ def demo(fresh: FreshOption = False) -> None:
     say(f"everything it makes lies in {home.root}")
     announce(home)
     began = time.monotonic()
-    unexpected = _measure("demo", "local", {"fresh": fresh}, show_plan=True)
+    unexpected = measure("demo", "local", {"fresh": fresh}, show_plan=True)
     from flows.commands.auditing import audit
     from flows.commands.looking import compare
 
@@ -110,11 +110,11 @@ def run(
         "keep_going": keep_going,
         "budget_minutes": budget,
     }
-    if unexpected := _measure(sweep, target, wishes, show_plan=False):
+    if unexpected := measure(sweep, target, wishes, show_plan=False):
         raise CheckFailed(f"{unexpected}; see: memsweep compare")
 
 
-def _measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bool) -> str | None:
+def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bool) -> str | None:
     """Measure a sweep; return what was not as expected, or ``None``.
 
     ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
