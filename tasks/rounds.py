@@ -117,7 +117,8 @@ class Round:
 
     def states(self) -> list[RepeatState]:
         """Return the state of every recorded repeat."""
-        values = (read_json(path) for path in sorted((self.folder / "repeats").glob("*.json")))
+        paths = (self.folder / "repeats").glob("*.json")
+        values = (read_json(path) for path in sorted(paths, key=str))  # paths compare slowly
         return [state for value in values if value and (state := _state(value))]
 
     def save(self, state: RepeatState) -> None:
@@ -135,7 +136,7 @@ class Round:
     def _is_sealed(self, state: RepeatState) -> bool:
         if state.run_uuid is None or state.manifest_sha256 is None:
             return False
-        manifest = self.home.bundles / state.run_uuid / "manifest.json"
+        manifest = self.home.bundles.joinpath(state.run_uuid, "manifest.json")
         try:
             # Whole at once: a manifest is small, and there may be thousands of them.
             content = manifest.read_bytes()

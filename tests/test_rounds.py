@@ -190,3 +190,33 @@ def test_a_round_of_before_targets_is_the_local_targets(home: Home) -> None:
     del facts["target"]
     (round_.folder / "round.json").write_text(json.dumps(facts))
     assert opened(home) == (round_, False)
+
+
+def test_one_pass_finds_what_asking_for_each_does(home: Home) -> None:
+    round_, _ = opened(home)
+    assert round_.all_finished() == {}
+    from tasks.canonical import sha256_file
+
+    cases = {
+        "ok": {"outcome": "ok"},
+        "refused": {"outcome": "refused"},
+        "lost": {"outcome": "lost"},
+        "changed": {"outcome": "ok"},
+        "gone": {"outcome": "ok"},
+        "open": {},
+    }
+    for number, (name, facts) in enumerate(cases.items()):
+        folder = home.bundles / name
+        folder.mkdir(parents=True)
+        manifest = folder / "manifest.json"
+        manifest.write_text("{}")
+        digest = sha256_file(manifest) if facts else None
+        key = f"{number:064x}"
+        round_.save(state(cell_key=key, run_uuid=name, manifest_sha256=digest, **facts))
+    (home.bundles / "changed" / "manifest.json").write_text("{ }")
+    (home.bundles / "gone" / "manifest.json").unlink()
+    found = round_.all_finished()
+    assert [one.run_uuid for one in found.values()] == ["ok", "refused"]
+    for number in range(len(cases)):
+        key = f"{number:064x}"
+        assert found.get((key, 1)) == round_.finished(key, 1)

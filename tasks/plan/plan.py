@@ -177,9 +177,11 @@ class Plan:
     def runs(self, seed: int | None = None) -> Iterator[PlannedRun]:
         """Yield every run that is to be started, in order (tasks/plan/order.py).
 
-        Repeats are interleaved, cells within each in the file's order or shuffled by ``seed``; the
-        sentinel has at least three repeats, at start, middle and end.
+        Repeats are interleaved, cells within each in the file's order or shuffled by ``seed``,
+        unless the sweep states that its order is meant; the sentinel has at least three repeats, at
+        start, middle and end.
         """
+        seed = None if self.sweep.order == "stated" else seed
         cells = {planned.cell.cell_key: planned for planned in self.cells if not planned.skipped}
         repeats = self.sweep.repeats
         others = [key for key in cells if key != self.sentinel]

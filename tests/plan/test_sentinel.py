@@ -123,3 +123,25 @@ def test_a_frontier_holds_numbers_only() -> None:
     )
     with pytest.raises(BadInput, match=r"vary.kv_cache_memory_bytes holds None, wanted numbers"):
         parse_sweep(text, where="x")
+
+
+def test_a_seed_shuffles_unless_the_order_is_stated() -> None:
+    plain, stated = plan("repeats: 3\n"), plan("repeats: 3\norder: stated\n")
+    shuffled = [(r.cell.label, r.repeat) for r in plain.runs(seed=1)]
+    as_stated = [(r.cell.label, r.repeat) for r in plain.runs()]
+    assert shuffled != as_stated
+    assert sorted(shuffled) == sorted(as_stated)
+    assert [(r.cell.label, r.repeat) for r in stated.runs(seed=1)] == as_stated
+
+
+def test_a_copy_of_a_cell_has_keys_of_its_own() -> None:
+    """Keys are kept once computed; a copy with another content must not keep them."""
+    cell = plan().cells[0].cell
+    keys = (cell.setting_key, cell.cell_key)
+    server = cell.setting.server.model_copy(update={"seed": 7})
+    changed = cell.model_copy(
+        update={"setting": cell.setting.model_copy(update={"server": server})}
+    )
+    assert changed.setting_key != keys[0]
+    assert changed.cell_key != keys[1]
+    assert cell.model_copy(update={"label": "other"}).cell_key == keys[1]
