@@ -105,7 +105,10 @@ class Profile(BaseModel):
     )
     shm: str = Field("8Gi", description="size of /dev/shm, in memory; counts as the run's")
     queue: str | None = Field(None, description="AGENT/QUEUE of Polyaxon")
-    namespace: str | None = Field(None, description="Kubernetes namespace; None: the agent's")
+    namespace: str | None = Field(
+        None,
+        description="Kubernetes namespace that the agent manages; None: the agent's own",
+    )
     collect_within_s: Annotated[int, Field(ge=3600)] = Field(
         86_400, description="longest delay of the collection, s; a finished pod is kept that long"
     )
