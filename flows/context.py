@@ -201,7 +201,10 @@ def _require_cluster(home: Home, sweep: Sweep, target_name: str) -> None:
     profile = target.load(target_name)
     plan = make_plan(sweep, surroundings(home, target_name, fetch=True))
     if plan.unresolved:
-        raise BadInput(f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}")
+        raise BadInput(
+            f"sweep {sweep.name}: unresolved pin {plan.unresolved[0]}; resolve it with: "
+            f"memsweep pin {sweep.name} --target {target_name}"
+        )
     refuse_secrets(f"target {profile.name}", profile.model_dump_json(indent=1))
     os.environ.update(_remote_environment(home))
     found = access.check(profile, lambda: lint.before_submit(home, profile, plan))

@@ -207,15 +207,15 @@ def require(findings: list[Finding], target: str, tell: Callable[[str], None]) -
     """Say each finding in one line and go on only where nothing is missing.
 
     Raises:
-        BadInput, CannotFindOut: something is; the message names the first.
+        BadInput, CannotFindOut: something is; the message is the line of one of them.
     """
     missing = [one for one in findings if one.error is not None]
+    first = next((one for one in missing if one.error is not BadInput), next(iter(missing), None))
     for one in findings:
-        tell(f"  {one.name}: {'' if one.error is None else 'missing: '}{one.text}")
-    if missing:
-        first = next((one for one in missing if one.error is not BadInput), missing[0])
-        kind = first.error or CannotFindOut
-        raise kind(
+        if one is not first:
+            tell(f"  {one.name}: {'' if one.error is None else 'missing: '}{one.text}")
+    if first is not None and first.error is not None:
+        raise first.error(
             f"target {target}: {len(missing)} of {len(findings)} checks failed; nothing was "
             f"submitted; {first.name}: {first.text}"
         )

@@ -97,7 +97,7 @@ def test_a_cluster_that_does_not_answer_is_told_before_anything_is_made(
     with mock.patch.dict(os.environ):  # the command points its process at that server
         assert cli.run(["run", "sized.yaml", "--target", "there.yaml"]) == 3
     said = capsys.readouterr().err
-    assert "server: missing: Polyaxon at http://127.0.0.1:9: could not ask for its version" in said
+    assert "server: Polyaxon at http://127.0.0.1:9: could not ask for its version" in said
     assert "Traceback" not in said
     assert not (here / "state").exists()
 

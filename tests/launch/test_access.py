@@ -233,10 +233,10 @@ def test_nobody_there_is_one_line_and_cannot_be_found_out() -> None:
     found = list(findings(profile(NOBODY, call_s=0.5)).values())
     assert [(one.name, one.error) for one in found] == [("server", CannotFindOut)]
     said: list[str] = []
-    with pytest.raises(CannotFindOut, match="1 of 1 checks failed; nothing was submitted"):
+    with pytest.raises(CannotFindOut, match="1 of 1 checks failed; nothing was") as caught:
         access.require(found, "there", said.append)
-    assert len(said) == 1
-    assert "\n" not in said[0]
+    assert said == []
+    assert "\n" not in str(caught.value)
 
 
 def test_a_refused_token_a_wrong_version_and_an_address_of_something_else(server: Proxy) -> None:
@@ -280,6 +280,7 @@ def test_an_operation_that_cannot_be_submitted_is_found_with_all_else(server: Pr
     said: list[str] = []
     with pytest.raises(BadInput, match=r"2 of 4 checks failed; .*wanted version"):
         access.require(found, "there", said.append)
+    assert [one.split(":")[0].strip() for one in said] == ["project", "queue", "operation"]
     assert said[-1] == "  operation: missing: cell x:run.container.image: no digest"
 
 
