@@ -315,8 +315,10 @@ def test_a_night_outlives_the_scheduler_and_is_asked_to_end_by_down(
     said = tmp_path / "said"
     code = (
         "import pathlib, signal, sys, time\n"
-        f"signal.signal(15, lambda *_: (pathlib.Path({str(said)!r}).write_text('collected'),"
-        " sys.exit(0)))\n"
+        f"said = pathlib.Path({str(said)!r})\n"
+        # It takes a moment, as stopping and collecting runs does.
+        "collect = lambda *_: (time.sleep(0.5), said.write_text('collected'), sys.exit(0))\n"
+        "signal.signal(15, collect)\n"
         "print('on', flush=True); time.sleep(60)"
     )
     mark = {settings.SERVICE_VARIABLE: settings.service_mark(home, "night")}
