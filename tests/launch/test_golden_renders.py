@@ -9,102 +9,35 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
+from testkit.cluster import COMMIT, GOLDEN, NAMES, golden, submitted
 
 from tasks.home import Home
-from tasks.launch import labels, objects, operation, render, target
-from tasks.launch.target import Profile
-
-GOLDEN = Path(__file__).parent.parent / "data" / "golden"
-#: Recognisably fake; a commit of digits only would be taken for a number.
-DIGEST, COMMIT = "sha256:" + "0" * 64, "a" * 40
-CELL = {"format": 1, "label": "x/y={{ globals.uuid }}", "expect": None}
-SERVICE = {
-    "image": f"registry.example.com/memsweep/engine@{DIGEST}",
-    "model": "Qwen/Qwen3-4B",
-    "model_revision": COMMIT,
-    "max_model_len": "4096",
-    "max_num_seqs": "8",
-}
-IMAGE = {
-    "builder": f"moby/buildkit@{DIGEST}",
-    "destination": "registry.example.com/memsweep/engine:v0.27.0",
-    "repository": "https://git.example.com/team/memsweep.git",
-    "revision": COMMIT,
-    "base_digest": DIGEST,
-    "engine_version": "0.27.0",
-    "source_date_epoch": "1700000000",
-}
+from tasks.launch import labels, objects, render
 
 
-def profile() -> Profile:
-    """The shipped example with everything in it that it leaves as a comment."""
-    shipped = target.load("cluster-a10").model_dump()
-    return Profile.model_validate(
-        shipped
-        | {
-            "image_digest": DIGEST,
-            "queue": "my-agent/a10",
-            "secrets": {"HF_TOKEN": {"name": "hugging-face", "key": "token"}},
-        }
-    )
-
-
-def cell(home: Home) -> dict[str, Any]:
-    built = target.build(
-        home,
-        profile(),
-        CELL,
-        model="Qwen/Qwen3.5-4B",
-        revision=COMMIT,
-        run_limit_s=7200,
-        run_labels=labels.of_run(
-            target="cluster-a10",
-            cell_key="0" * 64,
-            setting_key="1" * 64,
-            round_id="demo-1a2b3c4d-1",
-        ),
-    )
-    return render.resource(
-        built, namespace="polyaxon", owner="my-team", project="memsweep", name="cell"
-    )
-
-
-def of_file(name: str, params: dict[str, str]) -> dict[str, Any]:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kubernetes_resource_is_the_golden_one(name: str, home: Home) -> None:
     made = render.resource(
-        operation.read(f"{name}.yaml"),
+        submitted(name, home),
         namespace="polyaxon",
         owner="my-team",
         project="memsweep",
         name=name,
-        params=params,
     )
     # Polyaxon ends the name of a git container with random digits.
     text = re.sub(r"(polyaxon-init-git-memsweep)-[0-9a-f]+", r"\1-RANDOM", json.dumps(made))
-    return dict(json.loads(text))
-
-
-@pytest.mark.parametrize("name", ["cell", "service", "image"])
-def test_the_kubernetes_resource_is_the_golden_one(name: str, home: Home) -> None:
-    made = cell(home) if name == "cell" else of_file(name, SERVICE if name == "service" else IMAGE)
-    golden = GOLDEN / f"{name}.kubernetes.yaml"
+    made = json.loads(text)
+    kept = GOLDEN / f"{name}.kubernetes.yaml"
     if os.environ.get("MEMSWEEP_REGENERATE"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(yaml.safe_dump(made, sort_keys=False, width=100))
-        raise AssertionError(f"{golden} was rewritten; look at it and run again without")
-    assert made == yaml.safe_load(golden.read_text())
+        kept.write_text(yaml.safe_dump(made, sort_keys=False, width=100))
+        raise AssertionError(f"{kept} was rewritten; look at it and run again without")
+    assert made == golden(name)
 
 
-def golden(name: str) -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load((GOLDEN / f"{name}.kubernetes.yaml").read_text())
-    return value
-
-
-@pytest.mark.parametrize("name", ["cell", "service", "image"])
+@pytest.mark.parametrize("name", NAMES)
 def test_what_every_object_has(name: str) -> None:
     resource = golden(name)
     pod = objects.pod_spec(resource)
