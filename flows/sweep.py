@@ -242,8 +242,7 @@ def _missing(context: Context, results: list[CellResult]) -> tuple[list[PlannedR
     round_, home = context.round, context.measuring.home
     done, known = round_.all_finished(), Knowledge()
     missing = []
-    seed = None if context.plan.sweep.order == "stated" else round_.seed
-    for run in context.plan.runs(seed):
+    for run in context.plan.runs(round_.seed):
         state = done.get((run.cell.cell_key, run.repeat))
         if state is None:
             missing.append(run)
@@ -286,7 +285,7 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                     f"the first cells all ended alike - {alike}; to go on: --keep-going"
                 )
                 return None
-            if (full := _disk_is_full(context)) is not None:
+            if (full := _disk_is_full(context, progress.pending.runs())) is not None:
                 progress.faults.append(full)
                 return None
             if (run := progress.pending.take()) is not None:
@@ -299,11 +298,12 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
     return None
 
 
-def _disk_is_full(context: Context) -> CannotFindOut | None:
-    """Return the fault where the next run would not find the disk it needs."""
-    plan, root = context.plan, context.measuring.home.root
+def _disk_is_full(context: Context, pending: list[PlannedRun]) -> CannotFindOut | None:
+    """Return the fault where the largest run to come would not find the disk it needs."""
+    root = context.measuring.home.root
+    largest = max((context.history.bundle_bytes(run) for run in pending), default=0)
     # A run's outputs and its bundle lie beside each other for a while.
-    need = 2 * plan.disk_bytes // max(1, plan.boots) + SPARE_BYTES
+    need = 2 * largest + SPARE_BYTES
     free = shutil.disk_usage(root).free
     if free >= need:
         return None

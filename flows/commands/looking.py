@@ -17,6 +17,7 @@ import typer
 from flows.output import count, emit_json, emit_text, print_table, say, sparkline
 from tasks.home import Home
 from warehouse.errors import BadInput, CannotFindOut, CheckFailed
+from warehouse.statistics import WITHIN_NOISE
 
 JsonOption = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="CSV on stdout")]
@@ -478,6 +479,8 @@ def _effect_row(label: str, row: Mapping[str, Any]) -> list[object]:
         verdict += f", 95 % interval {row['low']:+.4g} to {row['high']:+.4g}"
     elif row["verdict"] == "not significant":
         verdict += f", would show from {row['detectable']:.4g}"
+    elif row["verdict"] == WITHIN_NOISE:
+        verdict += f" (up to {row['noise_floor']:.4g})"
     elif row["verdict"] == "unknown":
         verdict += f": {row['n_a']} and {row['n_b']} repeats give no noise to go by"
     a, b = _short(row["mean_a"]), _short(row["mean_b"])

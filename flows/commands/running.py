@@ -121,6 +121,8 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     """
     from flows.commands.planning import show
     from flows.context import need_disk, prepare, refuse_secrets, surroundings, use
+    from tasks.launch.lint import before_submit
+    from tasks.launch.target import load
     from tasks.plan.plan import make_plan
 
     home = Home.find()
@@ -138,6 +140,9 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     if show_plan:
         show(plan)
     _refuse_unresolved(plan)
+    # A cluster's operations were looked at before anything was made.
+    if (profile := load(target)).is_embedded:
+        before_submit(home, profile, plan)
     use(home, endpoints)
     from tasks.reconcile import crash_dead_flows
 
