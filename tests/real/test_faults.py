@@ -175,7 +175,9 @@ def test_every_step_with_every_process_killed(
     assert problems(home, "matrix", reference, len(MATRIX), lost=killed) == []
 
 
-def test_polyaxon_away_for_two_minutes(home: Home, reference: Reference, tmp_path: Path) -> None:
+def test_polyaxon_away_for_two_minutes(
+    home: Home, reference: Reference, start: Start, tmp_path: Path
+) -> None:
     """A server that holds every request and answers none: the run goes on, the flow waits."""
     sweep, log = write_sweep(tmp_path, "outage", FEW), tmp_path / "log"
     process = start(sweep, log=log)
