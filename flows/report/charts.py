@@ -7,6 +7,7 @@ inline, and fields have fixed names, so that no text of a user is ever read as a
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ _CONFIG: Spec = {
         "titleFontWeight": "normal",
         "labelFontSize": 13,
         "titleFontSize": 13,
-        "symbolStrokeWidth": 2,
+        "symbolStrokeWidth": 0,
         "labelLimit": 220,
         "orient": "bottom",
         "columns": 4,
@@ -93,7 +94,7 @@ def draw(spec: Spec, *, prefix: str = "") -> str:
     import vl_convert
 
     svg: str = vl_convert.vegalite_to_svg(
-        whole(spec), vl_version=VEGA_LITE, allowed_base_urls=[], show_warnings=False
+        json.dumps(whole(spec)), vl_version=VEGA_LITE, allowed_base_urls=[], show_warnings=False
     )
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     return re.sub(r"url\(#", f"url(#{prefix}", svg)
@@ -161,8 +162,12 @@ def _values(rows: Iterable[Mapping[str, object]]) -> Spec:
     return {"values": [dict(row) for row in rows]}
 
 
-def _series(names: Sequence[str], title: str) -> Spec:
-    """Return the channels that tell series apart: colour, and dash or shape beside it."""
+#: One legend shows colour and shape of a series: they share all that it has.
+_LEGEND: Spec = {"title": "prompt", "legend": {"columns": 2, "offset": 4}}
+
+
+def _series(names: Sequence[str]) -> Spec:
+    """Return the colours that tell series apart; dash or shape do so beside them."""
     if len(names) < 2:
         return {"color": {"value": light(SERIES[0])}}
     colours = [light(SERIES[number % len(SERIES)]) for number in range(len(names))]
@@ -170,8 +175,8 @@ def _series(names: Sequence[str], title: str) -> Spec:
         "color": {
             "field": "series",
             "type": "nominal",
-            "title": title,
             "scale": {"domain": list(names), "range": colours},
+            **_LEGEND,
         }
     }
 
@@ -189,7 +194,7 @@ def _shaped(names: Sequence[str]) -> Spec:
         return {}
     shapes = [_SHAPES[number % len(_SHAPES)] for number in range(len(names))]
     scale = {"domain": list(names), "range": shapes}
-    return {"shape": {"field": "series", "type": "nominal", "scale": scale, "legend": None}}
+    return {"shape": {"field": "series", "type": "nominal", "scale": scale, **_LEGEND}}
 
 
 _WORDS: Spec = {"description": {"field": "words", "type": "nominal"}}
@@ -228,12 +233,12 @@ def against_concurrency(
             {
                 "data": _values(lines),
                 "mark": {"type": "line", "strokeWidth": 2, "aria": False},
-                "encoding": {"x": x, "y": y, **_series(names, "prompt"), **_dashed(names)},
+                "encoding": {"x": x, "y": y, **_series(names), **_dashed(names)},
             }
         )
     good = [row for row in points if row["valid"] is not False]
     bad = [row for row in points if row["valid"] is False]
-    encoding = {"x": x, "y": y, **_series(names, "prompt"), **_shaped(names), **_WORDS}
+    encoding = {"x": x, "y": y, **_series(names), **_shaped(names), **_WORDS}
     layers.append(
         {"data": _values(good), "mark": {"type": "point", "filled": True}, "encoding": encoding}
     )

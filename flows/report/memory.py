@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.report import charts
-from flows.report.content import Entry, Figure, Panel, Section, table
+from flows.report.content import Entry, Figure, Panel, Section, Table, table
 from flows.report.data import Data, Number, Run
-from flows.report.words import GIB, joined, made, percent, shown, size
+from flows.report.words import GIB, made, percent, shown, size, worded
 from warehouse.lookup import records
 from warehouse.query import named_queries
 from warehouse.registry import Outcome
@@ -41,19 +41,18 @@ def allocation(data: Data, published: Mapping[str, tuple[float, str]]) -> Sectio
             else "Not measured: no start logged where its memory goes.",
             tables=(_pools(data, runs),),
         )
+    known = sorted((run for run in runs if parts[run.run_uuid].known), key=_by_budget)
     return Section(
         "memory",
         "Where the memory goes",
         "Device memory after start, one bar a run, from what the engine logged. The sum stands at "
         "the bar's end; what no line explains is named so. The black tick is the highest device "
         "memory in use that NVML saw under load.",
-        figures=(
-            _bars(data, [run for run in runs if parts[run.run_uuid].known], parts, published),
-        ),
+        figures=(_bars(data, known, parts, published),),
     )
 
 
-def _pools(data: Data, runs: Sequence[Run]) -> Any:
+def _pools(data: Data, runs: Sequence[Run]) -> Table:
     rows = [
         [
             run.name,
@@ -119,11 +118,17 @@ class _Parts:
 
     @property
     def unexplained(self) -> Entry:
-        """The budget minus every term; only where each of them was logged."""
+        """What no term explains: of the budget, or where terms are missing, of what is in use."""
+        absent = ", ".join(self.absent)
+        if self.absent and self.used.value is not None:
+            rest = float(self.used.value) - self.total
+            formula = f"{float(self.used.value):,.0f} (in use by NVML) − {self.total:,.0f} (sum of "
+            formula += f"what was logged; not logged: {absent})"
+            return made(rest, size(rest), formula, why=f"of what is in use; not logged: {absent}")
+        if self.absent:
+            return Entry("–", why=f"not logged: {absent}")
         if self.budget.value is None:
             return Entry("–", why="the budget is not known")
-        if self.absent:
-            return Entry("–", why=f"not logged: {', '.join(self.absent)}")
         rest = float(self.budget.value) - self.total
         formula = f"{float(self.budget.value):,.0f} (budget) − {self.total:,.0f} (sum of the terms)"
         return made(rest, size(rest), formula)
@@ -168,15 +173,16 @@ def _bars(
                 bars.append(
                     {"name": name, "part": kind, "gib": gib, "order": order, "words": words}
                 )
-        total = part.total + max(0.0, float(unexplained.value or 0.0))
-        totals.append({"name": name, "gib": total / GIB, "text": f"{total / GIB:.2f} GiB"})
+        used = []
         if part.used.value is not None:
-            words = f"{name}: {part.used.text} in use by NVML"
-            marks.append({"name": name, "gib": float(part.used.value) / GIB, "words": words})
+            used.append((float(part.used.value), f"{name}: {part.used.text} in use by NVML"))
         if run.label in published:
             value, printed = published[run.label]
-            words = f"{name}: {printed} in use, published"
-            marks.append({"name": name, "gib": value / GIB, "words": words})
+            used.append((value, f"{name}: {printed} in use, published"))
+        total = part.total + max(0.0, float(unexplained.value or 0.0))
+        end = max([total, *(value for value, _ in used)])
+        totals.append({"name": name, "gib": end / GIB, "text": f"{total / GIB:.2f} GiB"})
+        marks += [{"name": name, "gib": value / GIB, "words": words} for value, words in used]
         terms = ", ".join(n for n in part.entries if n not in part.absent)
         rows.append(
             [
@@ -205,6 +211,13 @@ def _bars(
         (Panel("memory", "Device memory after start", spec, "Device memory by what takes it."),),
         table("memory", "Device memory after start", columns, rows),
     )
+
+
+def _by_budget(run: Run) -> tuple[str, float, int, int]:
+    """Return a key that puts bars in the order of their memory and context."""
+    server = run.server
+    utilization = float(server.get("gpu_memory_utilization") or 0.0)
+    return (run.model, utilization, int(server.get("max_model_len") or 0), run.repeat)
 
 
 def _bar_name(data: Data, run: Run) -> str:
@@ -386,26 +399,50 @@ def spread(connection: duckdb.DuckDBPyConnection, data: Data) -> Section | None:
     )
 
 
-def noise(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[Any, ...]:
-    """Return the noise floor that sentinels give, where the warehouse keeps one."""
+#: Exact start-up figures and what is compared of load: the rest of a sentinel's numbers is in SQL.
+_DRIFTING: tuple[str, ...] = (
+    "kv_cache_size_tokens",
+    "available_kv_cache_bytes",
+    "model_loading_bytes",
+)
+_DRIFTING += ("peak_kv_usage_ratio", "peak_gpu_used_bytes", "output_tokens_per_s", "ttft_p50_ms")
+
+
+def noise(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[Table, ...]:
+    """Return how far each round's sentinel, an unchanged cell, differed from itself."""
     if not has_view(connection, "noise_floor"):
         return ()
     rounds = {(run.sweep, run.round) for run in data.runs}
-    found = [
-        row
-        for row in records(connection, "SELECT * FROM noise_floor")
-        if (row.get("sweep"), row.get("round")) in rounds or "round" not in row
+    rows = [
+        [
+            row["label"],
+            row["round"],
+            row["metric"],
+            "start" if row["load_point"] is None else row["load_point"],
+            row["runs"],
+            worded(row["metric"], row["lowest"]),
+            worded(row["metric"], row["highest"]),
+            None if row["spread_ratio"] is None else percent(row["spread_ratio"]),
+            f"{row['drift']:+,.6g}",
+        ]
+        for row in records(
+            connection,
+            "SELECT * FROM noise_floor WHERE runs > 1 "
+            "AND metric IN (SELECT unnest($metrics::VARCHAR[])) "
+            "ORDER BY sweep, round, metric, load_point NULLS FIRST",
+            {"metrics": list(_DRIFTING)},
+        )
+        if (row["sweep"], row["round"]) in rounds
     ]
-    if not found:
+    if not rows:
         return ()
-    columns = tuple(found[0])
-    rows: Iterable[list[object]] = ([_plain(row[name]) for name in columns] for row in found)
-    note = f"{joined(columns)}: as the view noise_floor has them."
-    return (table("noise", "Noise floor from sentinels", columns, rows, note=note),)
-
-
-def _plain(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    columns = ("sentinel", "round", "metric", "load point", "runs", "lowest", "highest")
+    note = (
+        "The sentinel is one unchanged cell, measured at start, middle and end of a round: what it "
+        "differs by is the round's own noise. Drift is its last value minus its first."
+    )
+    title = "Drift of the sentinel"
+    return (table("noise", title, (*columns, "spread", "drift"), rows, note=note),)
 
 
 def has_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:

@@ -307,6 +307,65 @@ def test_several_prompt_lengths_are_several_lines(tmp_path: Path) -> None:
     assert len(set(points["encoding"]["shape"]["scale"]["range"])) == 2
 
 
+def gpu_log(bundle: Path) -> None:
+    """Make a run's log that of a GPU, and its samples those of one."""
+    told = (
+        "Model loading took 8.61 GiB memory and 1.703832 seconds",
+        "Available KV cache memory: 8.88 GiB",
+        "GPU KV cache size: 273,563 tokens",
+        "Graph capturing finished in 5 secs, took 0.54 GiB",
+    )
+    lines = [f"(EngineCore_DP0 pid=9) INFO 11-29 18:25:01 [worker.py:1] {text}" for text in told]
+    (bundle / "server.log").write_text("\n".join(lines) + "\n")
+    gpu = {"uuid": "GPU-1", "used_bytes": round(19.35 * 2**30)}
+    samples = [
+        {"tick": n, "due_s": s, "t_s": s, "state": "ok", "reason": None, "gpus": [gpu]}
+        for n, s in enumerate((1010.5, 1013.5))
+    ]
+    raw = bundle / "raw" / "gpu_samples.jsonl"
+    raw.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_bars_of_device_memory_add_up(tmp_path: Path) -> None:
+    """What is in use is the sum of the logged terms and of what no line explains, by name."""
+    lab = Lab(Home(tmp_path / "home"))
+    record.ingest(lab.home, [lab.seal(change=gpu_log, metrics=None)])
+    found = built(lab.home)
+    figure = next(f for f in found.page.figures() if f.id == "memory")
+    (row,) = figure.table.rows
+    cells = dict(zip(figure.table.columns, row, strict=True))
+    assert [cells[n].text for n in ("weights", "CUDA graphs")] == ["8.61 GiB", "552.96 MiB"]
+    assert cells["activations"].text == "–"
+    assert cells["in use (NVML)"].text == "19.35 GiB"
+    terms = sum(float(cells[n].value or 0) for n in ("weights", "KV pool", "CUDA graphs"))
+    assert float(cells["sum"].value or 0) == terms
+    assert float(cells["unexplained"].value or 0) == round(19.35 * 2**30) - terms
+    assert cells["unexplained"].why == (
+        "of what is in use; not logged: activations, other, outside torch"
+    )
+    spec: Any = figure.panels[0].spec
+    bars, totals = (layer["data"]["values"] for layer in spec["layer"][:2])
+    assert [bar["part"] for bar in bars] == ["weights", "KV pool", "CUDA graphs", "unexplained"]
+    assert totals[0]["text"] == "19.35 GiB"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_published_values_are_marks_beside_ours(tmp_path: Path) -> None:
+    """A shipped sweep's figures are drawn where its cell has that load point, and told apart."""
+    lab = Lab(Home(tmp_path / "home"))
+    load = (LoadPoint(prompt_tokens=512, parallel=4, number=4, warmup=1),)
+    sealed = lab.seal(sweep="context-limit", label="limit/max_model_len=32768", load=load)
+    record.ingest(lab.home, [sealed])
+    found = built(lab.home)
+    spec: Any = next(f for f in found.page.figures() if f.id == "load-0").panels[0].spec
+    marks = spec["layer"][-1]
+    assert marks["mark"]["shape"] == "diamond"
+    assert {row["value"] for row in marks["data"]["values"]} == {0.0364}
+    rows = next(t for t in found.page.tables() if t.id == "published").rows
+    assert {row[6].text for row in rows} <= {"not comparable", "not measured"}
+
+
 def test_colours_follow_the_theme(made: Built) -> None:
     """No drawing holds a colour of its own, so that dark is readable."""
     for drawing in re.findall(r"<svg.*?</svg>", made.html, re.S):
