@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import duckdb
 
 MANIFEST = "manifest.json"
-#: How a sample's line begins, as the sampler writes it.
-_TICK = re.compile(r'\{\s*"tick":\s*(\d+)')
+#: A sample's whole line, as the sampler writes it.
+_TICK = re.compile(r'^\{\s*"tick":\s*(\d+).*\}$', re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -219,13 +219,8 @@ class _Auditor:
     def _ticks(self, path: str) -> dict[int, str]:
         """Return every whole line by its tick; of a long run only a few are read further."""
         if path not in self._samples:
-            ticks: dict[int, str] = {}
-            with gzip.open(self._folder / path, "rt", encoding="utf-8", errors="replace") as lines:
-                for line in lines:
-                    begins = _TICK.match(line)
-                    if begins is not None and line.rstrip().endswith("}"):
-                        ticks[int(begins[1])] = line.rstrip("\n")
-            self._samples[path] = ticks
+            content = gzip.decompress((self._folder / path).read_bytes()).decode("utf-8", "replace")
+            self._samples[path] = {int(line[1]): line[0] for line in _TICK.finditer(content)}
         return self._samples[path]
 
     def _check_requests(self, value: dict[str, Any], name: str) -> None:
