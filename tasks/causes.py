@@ -100,9 +100,11 @@ def transient_cause(
     Whoever asks has to know that nobody asked for a stop: a run that was stopped because no node
     was free for too long looks the same.
     """
+    if end is not None and (end.get("observed") == "ok" or _was_told_to_end(end)):
+        return None
     if failure_type is not None and failure_type not in _CONSEQUENCES:
         return _of_the_log(failure_type, failure_text)
-    if end is not None and not _is_undecided(end):
+    if end is not None and str(end.get("observed")) not in _UNDECIDED:
         return None
     ran, conditions = _since_running(view)
     if any(_SETTLED & _words(one) for one in conditions) or (ran and view.status == "stopped"):
@@ -122,10 +124,9 @@ def _of_the_log(failure_type: str, text: str) -> str | None:
     return failure_type if failure_type == "port_in_use" else None
 
 
-def _is_undecided(end: Mapping[str, object]) -> bool:
+def _was_told_to_end(end: Mapping[str, object]) -> bool:
     reason = end.get("reason")
-    said = str(reason.get("reason")) if isinstance(reason, Mapping) else ""
-    return str(end.get("observed")) in _UNDECIDED and said not in ("stop", "timeout")
+    return isinstance(reason, Mapping) and reason.get("reason") in ("stop", "timeout")
 
 
 def _since_running(view: RunView) -> tuple[bool, tuple[Condition, ...]]:

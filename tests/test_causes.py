@@ -115,6 +115,14 @@ def test_the_engines_log_decides_before_polyaxon(
     assert transient_cause(EVICTED, {"observed": "crashed"}, failure, text) == cause
 
 
+def test_no_line_of_a_log_undoes_a_good_end_or_one_that_was_asked_for() -> None:
+    text = "ConnectionError: ... huggingface.co"
+    assert transient_cause(EVICTED, {"observed": "ok"}, "hub_unreachable", text) is None
+    for why in ("stop", "timeout"):
+        end = {"observed": "interrupted", "reason": {"reason": why}}
+        assert transient_cause(EVICTED, end, "hub_unreachable", text) is None
+
+
 def test_what_a_signal_leaves_in_the_log_explains_nothing() -> None:
     end = {"observed": "interrupted"}
     assert transient_cause(EVICTED, end, "terminated_by_signal") == "evicted"
