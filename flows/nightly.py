@@ -4,7 +4,8 @@ The policy, in one place:
 
 * A night's identity is the time it was scheduled for, in UTC. It is the label of its round, so a
   night that is started again goes on in its round, and nothing is measured twice.
-* A night that begins more than ``max_late_hours`` late measures nothing and ends as `Missed`.
+* A night that begins more than ``max_late_hours`` late measures nothing and ends as `Missed`; one
+  that has a round began in time, however late it is started again.
 * A night that finds an earlier one of its sweep, or a `run` of it, still going measures nothing and
   ends as `Skipped`, saying which process that is. The lock is the kernel's: it is free when the
   holder is dead.
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -158,7 +159,7 @@ def _night(
 ) -> tuple[Found, State[str]]:
     label = str(this.night)
     late = _hours_late(label, datetime.now(UTC))
-    if late > max_late_hours:
+    if late > max_late_hours and not _has_begun(home, this):
         text = f"{late:.1f} h late, at most {max_late_hours:g} h are allowed: not measured"
         return Found("missed", text), Failed(name=MISSED, message=text)
     try:
@@ -174,6 +175,11 @@ def _night(
 
 def _hours_late(label: str, moment: datetime) -> float:
     return (moment - schedules.time_of(label)).total_seconds() / 3600
+
+
+def _has_begun(home: Home, this: Night) -> bool:
+    """Whether the night's round is open: one that is started again began in time."""
+    return any(round_.label == this.night for round_ in rounds_of(home, str(this.sweep)))
 
 
 def _measure(
@@ -200,15 +206,21 @@ def _refuse_while_measured(home: Home, name: str) -> None:
 
 
 def _tell_of_the_dead(home: Home, api_url: str) -> None:
-    """Settle nights whose process was killed and tell their webhooks: they could not."""
-    for dead in crash_dead_nights(home, api_url, say):
-        schedule = schedules.find(home, str(dead.sweep))
-        if schedule is None or dead.sweep is None:
+    """Settle nights whose process is gone, and tell webhooks what those could not tell them.
+
+    Also of nights that `services up` settled, and of one that was killed between verdict and
+    webhook. Nothing older than its schedule is told.
+    """
+    crash_dead_nights(home, api_url, say)
+    for night in schedules.nights(home):
+        schedule = schedules.find(home, str(night.sweep))
+        if schedule is None or not night.is_untold or night.began_at < schedule.made_at:
             continue
         hook = Webhook(schedule.webhook, schedule.webhook_env, schedule.webhook_always)
-        if hook.wants("died"):
-            told = hook.post(_document(home, dead, Found("died", str(dead.message))))
-            schedules.save_night(home, replace(dead, webhook=told))
+        verdict = cast("Verdict", night.verdict)
+        if hook.wants(verdict):
+            told = hook.post(_document(home, night, Found(verdict, str(night.message))))
+            schedules.save_night(home, replace(night, webhook=told))
 
 
 def _judged(home: Home, this: Night, sweep: Sweep, state: State[str]) -> tuple[Found, State[str]]:

@@ -102,6 +102,12 @@ class Night:
             self.ended_at is None and not processes.alive(self.pid, self.start_ticks)
         )
 
+    @property
+    def is_untold(self) -> bool:
+        """Whether it has a verdict and no process that could still tell a webhook of it."""
+        untold = self.verdict is not None and self.webhook is None
+        return untold and not processes.alive(self.pid, self.start_ticks)
+
 
 class StillGoing(Exception):
     """Another night of the sweep holds it; ``holder`` says who."""

@@ -16,7 +16,7 @@ from tasks import notify, schedules
 from tasks.home import Home
 from tasks.plan.sweep import Sweep, parse_sweep
 from tasks.rounds import Round, open_round
-from tasks.schedules import Night
+from tasks.schedules import Night, Schedule
 from warehouse.errors import BadInput
 
 SWEEP = """
@@ -79,6 +79,40 @@ def test_a_night_that_is_too_late_is_missed_and_nothing_else(
     assert "6.0 h late, at most 6 h" in found.message
     assert measured == []
     assert begin(home, late, most_late=7.0)[0].verdict == "ok"
+
+
+def test_a_night_that_is_started_again_is_never_too_late(
+    home: Home, this: Night, measured: list[str]
+) -> None:
+    rounds(home, LABEL)
+    again = replace(this, night=LABEL)
+    assert begin(home, again, most_late=0.0)[0].verdict == "ok"
+    assert measured == [LABEL]
+
+
+def test_webhooks_are_told_of_nights_that_could_not_tell(
+    home: Home, this: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_at = "2026-11-28T10:00:00.000Z"
+    hook = Schedule("small", "demo", "local", "0 2 * * *", "UTC", "/", made_at, webhook="http://h")
+    schedules.save(home, hook)
+    gone = replace(this, start_ticks=1, began_at="2026-11-29T02:00:00.000Z", ended_at="2026-11-29")
+    nights: dict[str, dict[str, Any]] = {
+        "settled by services up": {"verdict": "died"},
+        "killed before its webhook": {"verdict": "failed"},
+        "well": {"verdict": "ok"},
+        "told": {"verdict": "died", "webhook": "sent"},
+        "older than the schedule": {"verdict": "died", "began_at": "2026-11-27T02:00:00.000Z"},
+        "about to tell": {"verdict": "failed", "start_ticks": this.start_ticks},
+    }
+    for name, changes in nights.items():
+        schedules.save_night(home, replace(gone, flow_run_id=name, **changes))
+    told: list[object] = []
+    monkeypatch.setattr(notify, "post", lambda _, document: told.append(document["flow_run_id"]))
+    monkeypatch.setattr(nightly, "crash_dead_nights", lambda *_: [])
+    for _ in range(2):
+        nightly._tell_of_the_dead(home, "http://prefect/api")
+        assert sorted(map(str, told)) == ["killed before its webhook", "settled by services up"]
 
 
 def test_a_night_that_overlaps_is_skipped_and_says_whom_it_found(
