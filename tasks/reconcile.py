@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from tasks import bundle, record, schedules
+from tasks import bundle, processes, record, schedules
 from tasks.home import Home
 from tasks.launch.settings import POOL
 from tasks.rounds import now, rounds_of
@@ -51,8 +51,9 @@ def crash_dead_nights(
 ) -> list[schedules.Night]:
     """Settle every night whose process is gone, here and in Prefect; return those.
 
-    Also those of which Prefect knows more than the state folder: their worker died before it had
-    started a process. A server that does not answer is told, and tried next time.
+    Also those that Prefect alone takes for open: their worker died before it had started a process,
+    or the process before it had told Prefect its end. A server that does not answer is told, and
+    tried next time.
     """
     dead = []
     with httpx.Client(base_url=api_url, timeout=DEADLINE_S, trust_env=False) as client:
@@ -66,18 +67,16 @@ def crash_dead_nights(
                     schedules.save_night(home, settled)
                     tell(f"night {night.night} of {night.sweep}: its process is gone")
                     dead.append(settled)
-            for flow_run_id in _never_started(home, client):
+            for flow_run_id in _left_open(home, client):
                 _crash(client, flow_run_id)
-                tell(
-                    f"Prefect flow run {flow_run_id}: its process was never started, set to Crashed"
-                )
+                tell(f"Prefect flow run {flow_run_id}: no process is at it, set to Crashed")
         except httpx.HTTPError as error:
             tell(f"nights could not be settled ({error})")
     return dead
 
 
-def _never_started(home: Home, client: httpx.Client) -> list[str]:
-    """Return the nights' flow runs that no process of this state folder ever worked on."""
+def _left_open(home: Home, client: httpx.Client) -> list[str]:
+    """Return the nights' flow runs that no process of this state folder works on."""
     before = (datetime.now(UTC) - timedelta(seconds=PENDING_S)).isoformat()
     answer = client.post(
         "/flow_runs/filter",
@@ -93,9 +92,14 @@ def _never_started(home: Home, client: httpx.Client) -> list[str]:
     return [
         str(one["id"])
         for one in answer.json()
-        if schedules.find_night(home, str(one["id"])) is None
+        if not _is_worked_on(home, str(one["id"]))
         and str(one["state"]["timestamp"]).replace("Z", "+00:00") < before
     ]
+
+
+def _is_worked_on(home: Home, flow_run_id: str) -> bool:
+    night = schedules.find_night(home, flow_run_id)
+    return night is not None and processes.alive(night.pid, night.start_ticks)
 
 
 def _crash(client: httpx.Client, flow_run_id: str) -> bool:

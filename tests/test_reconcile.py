@@ -104,6 +104,20 @@ def test_a_night_whose_worker_died_before_it_began_is_settled_after_a_while(
     assert ["long-pending" in line for line in told] == [True]
 
 
+def test_a_night_killed_before_it_told_prefect_its_end_is_settled(
+    home: Home, prefect: Prefect
+) -> None:
+    night(home, "ended", start_ticks=1, ended_at="2026-11-29T03:00:00.000Z", verdict="failed")
+    night(home, "going")
+    prefect.knows("ended", "RUNNING")
+    prefect.knows("going", "RUNNING")
+    assert reconcile.crash_dead_nights(home, prefect.url, lambda _: None) == []
+    assert prefect.kinds() == {"ended": "CRASHED", "going": "RUNNING"}
+    kept = schedules.find_night(home, "ended")
+    assert kept is not None
+    assert kept.verdict == "failed"
+
+
 def test_a_server_that_is_away_is_told_and_tried_next_time(home: Home, prefect: Prefect) -> None:
     night(home, "killed", start_ticks=1)
     prefect.knows("killed", "RUNNING")
