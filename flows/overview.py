@@ -7,6 +7,7 @@ the answer is there at once; with the services down it is what the files say. St
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from tasks.launch import services
 from tasks.launch.settings import run_outputs
 from tasks.plan.plan import Plan, make_plan
 from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, rounds_of
+from tasks.schedules import Schedule
 from warehouse.errors import MemsweepError
 from warehouse.registry import Outcome
 
@@ -294,7 +296,7 @@ def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
     """Return what needs a hand, most urgent first, each with what to type."""
     return [
         *_needs_of_services(found),
-        *_needs_of_schedules(found["schedules"]),
+        *_needs_of_schedules(home, found["schedules"]),
         *_needs_of_nights(home, found["nights"]),
         *_needs_of_rounds(home, found),
         *_needs_of_runs(found["running"]),
@@ -312,20 +314,33 @@ def _needs_of_services(found: Mapping[str, Any]) -> Iterator[Need]:
         yield Need(f"{', '.join(down)} died while {', '.join(up)} run", "memsweep services up")
 
 
-def _needs_of_schedules(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+def _needs_of_schedules(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
     for row in rows:
         if row["in_prefect"] is False:
             yield Need(f"{row['name']}: Prefect has lost its schedule", "memsweep services up")
-        elif row["paused"]:
-            again = f"memsweep schedule {row['sweep']} --cron '{row['cron']}'"
-            if row["timezone"] != "UTC":
-                again += f" --timezone {row['timezone']}"
-            yield Need(f"{row['name']}: its schedule was paused in Prefect", again)
+        elif row["paused"] and (schedule := schedules.find(home, row["name"])) is not None:
+            yield Need(f"{row['name']}: its schedule was paused in Prefect", _again(schedule))
         if row["late"]:
             yield Need(
                 f"{row['name']}: {len(row['late'])} nights are late, first {row['late'][0]}",
                 "memsweep services status",
             )
+
+
+def _again(schedule: Schedule) -> str:
+    """Return the call that makes a schedule as it is; a webhook's address may be a secret."""
+    call = ["memsweep", "schedule", schedule.sweep, "--cron", schedule.cron]
+    for option, value, default in (
+        ("--timezone", schedule.timezone, "UTC"),
+        ("--target", schedule.target, DEFAULT_TARGET),
+        ("--budget", schedule.budget_minutes, None),
+        ("--max-late-hours", schedule.max_late_hours, schedules.MAX_LATE_HOURS),
+        ("--webhook", schedule.webhook and "URL", None),
+        ("--webhook-env", schedule.webhook_env, None),
+    ):
+        if value != default:
+            call += [option, str(value)]
+    return shlex.join([*call, *(["--webhook-always"] if schedule.webhook_always else [])])
 
 
 def _needs_of_nights(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
@@ -383,7 +398,7 @@ def _sweep_of(home: Home, row: Mapping[str, Any]) -> str:
 
 
 def _call(sweep: str, target: str) -> str:
-    return sweep if target == DEFAULT_TARGET else f"{sweep} --target {target}"
+    return shlex.join([sweep, *(() if target == DEFAULT_TARGET else ("--target", target))])
 
 
 def _needs_of_runs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:

@@ -225,7 +225,7 @@ def _remove(home: Home, name: str, json: bool) -> None:
     api_url = services.prefect_api_url(home)
     if api_url is not None:
         scheduler.drop_removed(home, api_url)
-    if len(known) == 1:
+    if not schedules.schedules(home):
         services.end_scheduler(home)
     if json:
         emit_json({"removed": [asdict(found) | {"webhook": None}]})

@@ -227,7 +227,8 @@ def test_what_prefect_lost_paused_or_has_not_fired_is_told(
     schedule(home)
 
     def commands() -> list[str]:
-        return [need.command for need in overview._needs_of_schedules(overview.scheduled(home))]
+        rows = overview.scheduled(home)
+        return [need.command for need in overview._needs_of_schedules(home, rows)]
 
     assert commands() == ["memsweep services up"], "Prefect has no deployment"
     path = "/api/deployments/name/measure-night/small"
@@ -236,6 +237,16 @@ def test_what_prefect_lost_paused_or_has_not_fired_is_told(
     assert commands() == []
     prefect[path] |= {"schedules": [{"active": False}]}
     assert commands() == ["memsweep schedule /sweeps/small.yaml --cron '0 2 * * *'"]
+    schedule(
+        home, target="/my cluster.yaml", budget_minutes=30.0, webhook_env="HOOK",
+        webhook_always=True,
+    )  # fmt: skip
+    assert commands() == [
+        "memsweep schedule /sweeps/small.yaml --cron '0 2 * * *' --target '/my cluster.yaml' "
+        "--budget 30.0 --webhook-env HOOK --webhook-always"
+    ], "what is called again loses no option"
+    schedule(home, webhook="https://hooks.example/secret")
+    assert commands()[0].endswith("--webhook URL")
     prefect[path] |= {"schedules": [{"active": True}]}
     prefect["/api/flow_runs/filter"] = [{"expected_start_time": "2026-11-29T02:00:00Z"}]
     assert overview.scheduled(home)[0]["late"] == ["2026-11-29T02:00:00Z"]
@@ -293,3 +304,17 @@ def test_what_is_scheduled_is_listed_and_removed_with_the_services_down(
     assert json.loads(out)["removed"][0]["name"] == "small"
     assert "secret" not in out
     assert schedules.schedules(home) == []
+
+
+def test_the_scheduler_stays_for_what_was_scheduled_meanwhile(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule(home)
+    ended: list[str] = []
+    monkeypatch.setattr(services, "prefect_api_url", lambda _: schedule(home, name="b") and None)
+    monkeypatch.setattr(services, "end_scheduler", lambda _: ended.append("scheduler"))
+    assert cli.run(["schedule", "--remove", "small"]) == 0
+    assert ended == []
+    monkeypatch.setattr(services, "prefect_api_url", lambda _: None)
+    assert cli.run(["schedule", "--remove", "b"]) == 0
+    assert ended == ["scheduler"]
