@@ -117,8 +117,9 @@ RULES = (
 )
 
 #: Axes along which nothing fails for being lower: what works at a value works below it too. The
-#: others fail at both ends (too little pool, too little beside it) and work between two that do.
-_WORKS_BELOW = frozenset({"max_model_len", "max_num_batched_tokens", "max_num_seqs"})
+#: others fail at both ends (too little pool, too little beside it; fewer batched tokens than a
+#: block of a hybrid with prefix caching, or than one image, holds) and work between two that do.
+_WORKS_BELOW = frozenset({"max_model_len", "max_num_seqs"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,13 @@ def test_where_both_ends_fail_only_what_lies_between_two_works() -> None:
     assert settled(made, *(ended(runs(made)[n], None) for n in (1, 3)), failed) == []
 
 
+def test_fewer_batched_tokens_may_be_refused_where_more_work() -> None:
+    """A block of a hybrid with prefix caching, or one image, has to fit in a step."""
+    made = plan("max_num_batched_tokens", server="", more="bisect: max_num_batched_tokens")
+    assert settled(made, ended(runs(made)[3], None)) == []
+    assert settled(made, *(ended(runs(made)[n], None) for n in (0, 3))) == [1, 2]
+
+
 @settings(deadline=None)
 @given(st.integers(0, 5), st.booleans())
 def test_a_frontier_is_found_in_the_order_planned(first_bad: int, seeded: bool) -> None:
