@@ -169,8 +169,7 @@ def _listing(want: Wanted) -> list[Entry]:
     url: str | None = f"{want.hub}/api/models/{want.name}/tree/{want.revision}"
     found: list[Entry] = []
     while url is not None:
-        with _opened(want, url) as answer:
-            text, link = answer.read(_MAX_LISTING), answer.headers.get("Link") or ""
+        text, link = _page(want, url)
         try:
             found += [_entry(one) for one in json.loads(text) if one.get("type") == "file"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -180,6 +179,25 @@ def _listing(want: Wanted) -> list[Entry]:
         if url is not None and not url.startswith(want.hub + "/"):
             raise FetchError(f"{want.hub}: its listing goes on at another address, {url:.100}")
     return found
+
+
+def _page(want: Wanted, url: str) -> tuple[bytes, str]:
+    """Return one page of a listing and its ``Link`` header."""
+    problem = "not tried"
+    for again in range(_TRIES):
+        _pause(want, again)
+        try:
+            with _opened(want, url) as answer:
+                return answer.read(_MAX_LISTING), answer.headers.get("Link") or ""
+        except (OSError, HTTPException) as error:
+            problem = f"{type(error).__name__}: {error}"
+    raise FetchError(f"{url}: {problem}, after {_TRIES} tries")
+
+
+def _pause(want: Wanted, again: int) -> None:
+    """Wait before another try, longer each time, never beyond the deadline."""
+    if again:
+        time.sleep(min(2.0**again, max(0.0, want.deadline - time.monotonic())))
 
 
 def _entry(one: Mapping[str, object]) -> Entry:
@@ -199,8 +217,7 @@ def _file(want: Wanted, entry: Entry, path: Path) -> str:
         return digest
     problem = "not tried"
     for again in range(_TRIES):
-        if again:
-            time.sleep(min(2.0**again, max(0.0, want.deadline - time.monotonic())))
+        _pause(want, again)
         try:
             with _opened(want, url) as answer, path.open("wb") as file:
                 _copy(answer, file, want)
@@ -215,10 +232,15 @@ def _file(want: Wanted, entry: Entry, path: Path) -> str:
 
 
 def _copy(answer: HTTPResponse, file: BinaryIO, want: Wanted) -> None:
-    while chunk := answer.read(_CHUNK):
-        if time.monotonic() > want.deadline:
-            raise FetchError(f"{want.name}: not downloaded in time; raise fetch_s in the profile")
+    # read1: what has come so far, or one that comes in drops would never reach the deadline.
+    while chunk := answer.read1(_CHUNK):
+        _in_time(want)
         file.write(chunk)
+
+
+def _in_time(want: Wanted) -> None:
+    if time.monotonic() > want.deadline:
+        raise FetchError(f"{want.name}: not downloaded in time; raise fetch_s in the profile")
 
 
 def _checked(path: Path, entry: Entry) -> str | None:
@@ -240,6 +262,7 @@ def _checked(path: Path, entry: Entry) -> str | None:
 
 @contextlib.contextmanager
 def _opened(want: Wanted, url: str) -> Iterator[HTTPResponse]:
+    _in_time(want)
     request = urllib.request.Request(url)
     if want.token is not None:
         # Not handed on when the hub redirects to where its large files lie.

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,27 @@ def test_a_hub_that_falters_is_asked_again(tmp_path: Path) -> None:
     with serving(hub(broken={"model.safetensors": 2})) as server:
         fetch.fetch(fetch.wanted(environ(server.url, tmp_path / COMMIT)))
     assert server.paths().count(f"/owner/name/resolve/{COMMIT}/model.safetensors") == 3
+
+
+def test_a_hub_that_falters_at_its_listing_is_asked_again(tmp_path: Path) -> None:
+    whole, refusals = hub(), [503, 429]
+
+    def faltering(path: str, headers: Mapping[str, str], url: str) -> Answer:
+        if "/tree/" in path and refusals:
+            return refusals.pop(), {}, b""
+        return whole(path, headers, url)
+
+    with serving(faltering) as server:
+        fetch.fetch(fetch.wanted(environ(server.url, tmp_path / COMMIT)))
+    assert (tmp_path / COMMIT / revision.MARKER).is_file()
+
+
+def test_after_the_deadline_the_hub_is_asked_no_more(tmp_path: Path) -> None:
+    with serving(hub()) as server:
+        late = replace(fetch.wanted(environ(server.url, tmp_path / COMMIT)), deadline=0.0)
+        with pytest.raises(fetch.FetchError, match="not downloaded in time"):
+            fetch.fetch(late)
+        assert server.asked == []
 
 
 def test_what_a_killed_download_left_is_used_if_it_is_right(tmp_path: Path) -> None:
