@@ -50,7 +50,8 @@ def regressions(
     Each with ``label``, ``what`` (``outcome``, ``alarm`` or a metric), ``before``, ``after`` and a
     ``message`` for people.
     """
-    if not _settings(connection, before) & _settings(connection, after):
+    shared = _settings(connection, before) & _settings(connection, after)
+    if not shared:
         return []
     found = difference.compare(connection, before, after, unlike=True)
     alarms = {one: _alarms(connection, side) for one, side in (("a", before), ("b", after))}
@@ -66,7 +67,7 @@ def regressions(
             "message": f"{label}: {metric} left its prediction",
         }
         for (key, label, metric) in sorted(alarms["b"])
-        if (key, metric) not in {(other, name) for other, _, name in alarms["a"]}
+        if key in shared and (key, metric) not in {(other, name) for other, _, name in alarms["a"]}
     ]
     return worse
 

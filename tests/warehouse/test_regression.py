@@ -7,6 +7,7 @@ from typing import Any
 
 from tasks import record
 from tests.support.bundle_maker import Lab
+from warehouse import regression
 from warehouse.compare import Selection
 from warehouse.connection import open_snapshot
 from warehouse.registry import Outcome
@@ -59,6 +60,16 @@ def test_an_alarm_counts_when_it_is_new(lab: Lab) -> None:
         second = selection(connection, "demo", "2")
         assert regressions(connection, second, second) == []
         assert regressions(connection, again, second) == [], "nothing is shared"
+
+
+def test_an_alarm_of_a_setting_that_is_new_is_none(lab: Lab) -> None:
+    label, length = "context-limit/max_model_len=16384", 16384
+    new = lab.seal(round="2", label=label, max_model_len=length, change=fewer_tokens)
+    record.ingest(lab.home, [new])
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        alone = selection(connection, "demo", "2")
+        assert regression._alarms(connection, alone), "it has one"
+    assert nights(lab, {}, {}) == []
 
 
 def test_another_outcome_counts_unless_it_is_now_as_expected(lab: Lab) -> None:
