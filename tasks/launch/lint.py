@@ -156,8 +156,11 @@ def _polyaxonfile(
     """Return what is wrong with a polyaxonfile, the component it refers to included."""
     whole = dict(document)
     if (reference := document.get("pathRef")) is not None:
-        component = parse_yaml((path.parent / str(reference)).read_text(), where=str(reference))
-        whole["component"] = component
+        try:
+            component = (path.parent / str(reference)).read_text(encoding="utf-8")
+            whole["component"] = parse_yaml(component, where=str(reference))
+        except (BadInput, OSError, UnicodeDecodeError) as error:
+            return [_refused(shown, error)]
         del whole["pathRef"]
     found = list(_own_checks(shown, whole))
     if told := render.problem(path, params):

@@ -183,6 +183,12 @@ def test_what_is_wrong_is_found_where_it_is(
     assert not any("planted" in one for one in lines)
 
 
+def test_a_component_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, {"kind": "operation", "pathRef": "gone.yaml"})
+    assert line.startswith("file.yaml:file: ")
+    assert "gone.yaml" in line
+
+
 def test_an_image_by_input_has_to_be_forced_to_a_digest(tmp_path: Path) -> None:
     document = with_container(image="{{ image }}")
     strict = {"regex": "^[a-z./]+@sha256:[0-9a-f]{64}$"}
