@@ -251,17 +251,7 @@ def _show(found: Mapping[str, Any]) -> None:
     ]
     place = f"vLLM {told['engine_version']}, {told['gpu'] or 'no GPU'}"
     title = f"{found['sweep']}: published figures ({place})"
-    columns = (
-        "cell",
-        "prompt × parallel",
-        "metric",
-        "published",
-        "predicted",
-        "measured",
-        "off",
-        "verdict",
-    )
-    print_table(title, columns, rows)
+    print_table(title, _COLUMNS, rows)
     for cell in found["cells"]:
         _say_cell(cell)
     for name, text in told["documents"].items():
