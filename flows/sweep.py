@@ -32,12 +32,13 @@ from tasks.glance import Glance
 from tasks.measure import (
     KEEP_ALIVE_S,
     Measuring,
+    attempt_of,
     find_or_create,
     patiently,
     wait_until_final,
     write_prediction,
 )
-from tasks.plan.knowledge import Knowledge, Known
+from tasks.plan.knowledge import Finished, Knowledge, Known
 from tasks.plan.plan import PlannedRun
 from tasks.plan.spending import choose
 from tasks.rounds import RepeatState
@@ -104,7 +105,6 @@ def measure_in_flow(sweep: str, target: str, wishes: Wishes) -> State[str]:
 
 def _measure(context: Context) -> State[str]:
     home, round_ = context.measuring.home, context.round
-    round_.clear_stop()
     round_.note_flow(context.measuring.flow_run_id)
     reconcile.drop_half_bundles(home)
     reconcile.ingest_all(home, say)
@@ -167,6 +167,13 @@ class Progress:
     results: list[CellResult]
     faults: list[BaseException] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def settle(self, result: CellResult, ended: Finished) -> None:
+        """Take in how a run ended; of two threads at once neither may undo the other's."""
+        with self._lock:
+            self.knowledge.add(ended)
+            self.results.append(result)
 
     @property
     def goes_on(self) -> bool:
@@ -182,7 +189,6 @@ def measure_round(context: Context) -> list[CellResult]:
     results: list[CellResult] = []
     missing, knowledge = _missing(context, results)
     progress = Progress(Pending(missing), knowledge, results)
-    progress.results += [record_infeasible(context, run) for run in context.plan.skipped()]
     with keeping_alive(context.measuring), shown(lambda: _standing(context, progress)):
         try:
             while (run := _next(progress, context)) is not None:
@@ -194,8 +200,9 @@ def measure_round(context: Context) -> list[CellResult]:
                 one.future.wait()
         except BaseException:
             context.measuring.stop.set()
+            until = time.monotonic() + WIND_UP_S
             for one in progress.started:
-                one.future.wait(timeout=WIND_UP_S)
+                one.future.wait(timeout=max(0.0, until - time.monotonic()))
             raise
     if progress.faults:
         raise progress.faults[0]
@@ -235,38 +242,47 @@ def _going(context: Context, one: Started) -> Going:
 
 
 def _missing(context: Context, results: list[CellResult]) -> tuple[list[PlannedRun], Knowledge]:
-    """Return the runs that are not finished, in order, and what the finished ones settle.
+    """Return the runs to be measured, in order, and what the finished ones settle.
 
-    What is finished goes into ``results``.
+    First those that an earlier flow began: they are adopted, whatever the plan or another run says
+    of them now. What is finished goes into ``results``, and so does what the plan refuses.
     """
-    round_, home = context.round, context.measuring.home
+    round_, home, plan = context.round, context.measuring.home, context.plan
     done, known = round_.all_finished(), Knowledge()
-    missing = []
-    for run in context.plan.runs(round_.seed):
-        state = done.get((run.cell.cell_key, run.repeat))
-        if state is None:
-            missing.append(run)
-        else:
+    begun: list[PlannedRun] = []
+    others: list[PlannedRun] = []
+    for run in (*plan.runs(round_.seed), *plan.skipped()):
+        key = (run.cell.cell_key, run.repeat)
+        if (state := done.get(key)) is not None:
             results.append(_reused(run, state))
             known.add(finished(home, run.cell, str(state.run_uuid), str(state.outcome)))
+        else:
+            (begun if round_.is_open(*key) else others).append(run)
     for result in results[:REUSED_TOLD]:
         say(f"  {result.label}: measured already ({result.outcome}), run {result.run_uuid}")
     if len(results) > REUSED_TOLD:
         say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
-    return _affordable(context, missing), known
+    results += [record_infeasible(context, run) for run in others if run.planned.skipped]
+    others = [run for run in others if not run.planned.skipped]
+    return [*begun, *_affordable(context, others, known)], known
 
 
-def _affordable(context: Context, missing: list[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs that the budget buys, all of them where there is none."""
+def _affordable(context: Context, missing: list[PlannedRun], known: Knowledge) -> list[PlannedRun]:
+    """Return the runs that the budget buys, all of them where there is none.
+
+    What the finished runs settle costs nothing.
+    """
     if context.budget_minutes is None:
         return missing
-    choice = choose(missing, context.history, context.budget_minutes * 60)
+    costly = [run for run in missing if known.known(run) is None]
+    choice = choose(costly, context.history, context.budget_minutes * 60)
     if choice.left_out:
         unit = "GPU" if context.plan.surroundings.device == "cuda" else "slot"
         budget = f"the budget of {context.budget_minutes:g} {unit}-minutes"
         context.measuring.ended_early, context.measuring.budget_spent = budget, True
-        say(f"  {budget} buys {len(choice.chosen)} of {len(missing)} missing runs")
-    return [*choice.chosen]
+        say(f"  {budget} buys {len(choice.chosen)} of {len(costly)} missing runs")
+    left_out = {(run.cell.cell_key, run.repeat) for run in choice.left_out}
+    return [run for run in missing if (run.cell.cell_key, run.repeat) not in left_out]
 
 
 def _next(progress: Progress, context: Context) -> PlannedRun | None:
@@ -289,6 +305,8 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                 progress.faults.append(full)
                 return None
             if (run := progress.pending.take()) is not None:
+                if context.round.is_open(run.cell.cell_key, run.repeat):
+                    return run
                 known = progress.knowledge.known(run)
                 if known is None:
                     return run
@@ -367,13 +385,13 @@ def _work(
     def work() -> str:
         try:
             result = measure_one(context, run, release)
+            if not _tried_again(context, run, result, progress.pending):
+                home = context.measuring.home
+                ended = finished(home, run.cell, result.run_uuid, result.outcome)
+                progress.settle(result, ended)
         except BaseException as error:
             progress.faults.append(error)
             raise
-        if not _tried_again(context, run, result, progress.pending):
-            home = context.measuring.home
-            progress.knowledge.add(finished(home, run.cell, result.run_uuid, result.outcome))
-            progress.results.append(result)
         return result.outcome
 
     return work
@@ -465,13 +483,9 @@ def _record_unstarted(
     if done is not None and done.outcome == Outcome.INFEASIBLE.value:
         return replace(_reused(run, done), as_expected=expected)
     digest = write_prediction(context.measuring, run)
-    state = RepeatState(
-        cell_key=run.cell.cell_key,
-        repeat=run.repeat,
-        attempt=1,
-        run_uuid=infeasible_uuid(round_, run),
-        prediction_sha256=digest,
-    )
+    state = attempt_of(round_, run)
+    uuid = infeasible_uuid(round_, run, state.attempt)
+    state = replace(state, run_uuid=uuid, prediction_sha256=digest)
     sealed = seal_infeasible(home, round_, run, state, context.origin, reason)
     outcome = Outcome.INFEASIBLE.value
     round_.save(replace(state, outcome=outcome, manifest_sha256=sealed.manifest_sha256))

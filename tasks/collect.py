@@ -35,8 +35,9 @@ from warehouse.errors import CannotFindOut, ServiceDown
 from warehouse.registry import Outcome, Phase
 
 READ_BYTES = 1 << 20
-#: First pause before outputs that have not all arrived are fetched again; then twice as long.
-SYNC_PAUSE_S = 2.0
+#: Pause before outputs that have not all arrived are fetched again: twice as long each time, until
+#: the longest.
+SYNC_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 #: What Polyaxon collected of a run whose own log did not arrive.
 POLYAXON_LOG = "polyaxon.log"
 
@@ -189,7 +190,7 @@ def _fetch(
         if left <= 0 or not _is_on_its_way(view, end, problems):
             break
         time.sleep(min(pause, left))
-        pause *= 2
+        pause = min(2 * pause, LONGEST_PAUSE_S)
     if not (folder / "server.log").is_file() and (log := _polyaxon_log(port, view)):
         (folder / POLYAXON_LOG).write_text(log, encoding="utf-8")
     return end, problems
@@ -299,9 +300,9 @@ def seal_infeasible(
     )
 
 
-def infeasible_uuid(round_: Round, run: PlannedRun) -> str:
-    """Return the UUID of a repeat that is never started: always the same for the same one."""
-    name = f"memsweep:{round_.id}:{run.cell.cell_key}:{run.repeat}"
+def infeasible_uuid(round_: Round, run: PlannedRun, attempt: int) -> str:
+    """Return the UUID of an attempt that is never started: always the same for the same one."""
+    name = f"memsweep:{round_.id}:{run.cell.cell_key}:{run.repeat}:{attempt}"
     return str(uuid.uuid5(uuid.NAMESPACE_URL, name))
 
 

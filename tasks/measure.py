@@ -32,6 +32,7 @@ FINAL_GRACE_S = 300.0
 #: How long Polyaxon may be away before the flow gives up, and how often it is asked meanwhile.
 OUTAGE_S = 600.0
 OUTAGE_POLL_S = 2.0
+#: One cell at a time creates; as long as a server that is away lets one of them wait.
 CREATE_LOCK_S = 120.0
 
 T = TypeVar("T")
@@ -65,8 +66,7 @@ class Measuring:
         return self.budget_spent and not (self.stop.is_set() or self.finish_only.is_set())
 
     def tick(self) -> None:
-        """Restart dead local services and notice a stop request; called every few seconds."""
-        self.keep_alive()
+        """Notice a stop request and restart dead local services; called every second."""
         match self.round.stop_asked():
             case "now":
                 self.stop.set()
@@ -77,6 +77,8 @@ class Measuring:
             self.ended_early = "cancelled in Prefect"
             self.tell("cancelled in Prefect: stopping the runs and collecting what exists")
             self.stop.set()
+        # Last: a service that cannot be restarted must not keep a stop from being noticed.
+        self.keep_alive()
 
     def end_early(self, reason: str) -> None:
         """Let the current cells end and start no further one."""
@@ -126,34 +128,50 @@ def patiently(measuring: Measuring, ask: Callable[[], T]) -> T:
 def find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, bool]:
     """Return ``(the repeat's run, whether it was adopted)``.
 
-    Raises :class:`CannotFindOut` when Polyaxon cannot be asked: better no run than two.
+    While Polyaxon is away it is looked for again before it is created again, and the other cells
+    have their turn. Raises :class:`CannotFindOut` when Polyaxon cannot be asked: better no run than
+    two.
     """
+
+    def turn() -> tuple[RunView, bool]:
+        lock = filelock.FileLock(measuring.round.folder / "create.lock", timeout=CREATE_LOCK_S)
+        try:
+            with lock:
+                return _find_or_create(measuring, run)
+        except filelock.Timeout as error:
+            raise ServiceDown(
+                f"{lock.lock_file}: held for {CREATE_LOCK_S:.0f} s by another cell's creation"
+            ) from error
+
+    return patiently(measuring, turn)
+
+
+def _find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, bool]:
     round_, key = measuring.round, run.cell.cell_key
-    with filelock.FileLock(round_.folder / "create.lock", timeout=CREATE_LOCK_S):
-        state = _attempt(round_, run)
-        meta = meta_of(measuring, run, state.attempt)
-        view = _the_one(measuring, state, patiently(measuring, lambda: measuring.port.find(meta)))
-        if view is not None:
-            if state.run_uuid != view.uuid:
-                round_.save(replace(state, run_uuid=view.uuid))
-            return view, True
-        digest = write_prediction(measuring, run)
-        write_json(round_.origin_path(key, run.repeat, state.attempt), measuring.origin(run))
-        state = replace(state, run_uuid=None, prediction_sha256=digest)
-        round_.save(state)
-        operation = measuring.operation(run)
-        name = f"{measuring.plan.sweep.name}-{key[:12]}-r{run.repeat}"
-        more = {
-            "flow_run": measuring.flow_run_id,
-            "label": run.cell.label,
-            "prediction_sha256": digest,
-        }
-        view = measuring.port.create(operation=operation, name=name, meta=meta | more)
-        round_.save(replace(state, run_uuid=view.uuid))
-        return view, False
+    state = attempt_of(round_, run)
+    meta = meta_of(measuring, run, state.attempt)
+    view = _the_one(measuring, state, measuring.port.find(meta))
+    if view is not None:
+        if state.run_uuid != view.uuid:
+            round_.save(replace(state, run_uuid=view.uuid))
+        return view, True
+    digest = write_prediction(measuring, run)
+    write_json(round_.origin_path(key, run.repeat, state.attempt), measuring.origin(run))
+    state = replace(state, run_uuid=None, prediction_sha256=digest)
+    round_.save(state)
+    operation = measuring.operation(run)
+    name = f"{measuring.plan.sweep.name}-{key[:12]}-r{run.repeat}"
+    more = {
+        "flow_run": measuring.flow_run_id,
+        "label": run.cell.label,
+        "prediction_sha256": digest,
+    }
+    view = measuring.port.create(operation=operation, name=name, meta=meta | more)
+    round_.save(replace(state, run_uuid=view.uuid))
+    return view, False
 
 
-def _attempt(round_: Round, run: PlannedRun) -> RepeatState:
+def attempt_of(round_: Round, run: PlannedRun) -> RepeatState:
     """Return the state to go on from: the recorded one, or a further attempt's.
 
     A repeat whose sealed bundle is gone or changed is measured again: collecting the old run a

@@ -31,7 +31,7 @@ from pathlib import Path
 import filelock
 
 from tasks import processes
-from tasks.files import read_json, write_json, write_text
+from tasks.files import exclusive, read_json, write_json, write_text
 from tasks.home import Home
 from tasks.plan.sweep import Sweep, parse_sweep
 from warehouse.errors import BadInput, CannotFindOut
@@ -44,6 +44,8 @@ def now() -> str:
 
 
 DEFAULT_TARGET = "local"
+#: Opening a round is a few small files.
+OPEN_S = 30.0
 
 #: Outcomes after which a repeat is measured again, as a further attempt: nothing was found out
 #: about the cell, or the prediction refused it and it is to be run after all. Every other typed
@@ -127,6 +129,11 @@ class Round:
             self._state_path(state.cell_key, state.repeat),
             {name: getattr(state, name) for name in FIELDS} | {"at": now()},
         )
+
+    def is_open(self, cell_key: str, repeat: int) -> bool:
+        """Whether an attempt was begun and not collected: its run may go on, whatever follows."""
+        state = self.state(cell_key, repeat)
+        return state is not None and state.manifest_sha256 is None
 
     def sealed(self, cell_key: str, repeat: int) -> RepeatState | None:
         """Return the state if its bundle is sealed with the recorded hash, else ``None``."""
@@ -239,6 +246,8 @@ class Round:
                 "wait for it, or stop it with: memsweep stop"
             ) from error
         try:
+            # An earlier request, forgotten before anybody can ask this process for a stop.
+            self._stop_file.unlink(missing_ok=True)
             pid = os.getpid()
             write_json(
                 self.folder / "flow.json",
@@ -266,10 +275,6 @@ class Round:
             return None
         return "after-current" if value.get("after_current") else "now"
 
-    def clear_stop(self) -> None:
-        """Forget an earlier request, at the start of a new flow."""
-        self._stop_file.unlink(missing_ok=True)
-
 
 _FACTS = ("id", "sweep_name", "sweep_sha256", "label", "opened_at", "target")
 FIELDS = (
@@ -294,27 +299,25 @@ def _state(value: dict[str, object]) -> RepeatState | None:
 
 
 def _claim(home: Home, prefix: str, label: str | None) -> tuple[str, Path]:
-    """Make the folder of a new round, which nobody else can then take; return label and folder.
+    """Make the folder of a new round; return label and folder.
 
     Numbers come from the folders, not from what can be read in them: a damaged round keeps its own.
+    A night whose opening was killed before its round.json was written is opened in its folder.
     """
-    while True:
-        taken = (path.name.removeprefix(prefix) for path in home.rounds.glob(f"{prefix}*"))
-        number = max((int(name) for name in taken if name.isdecimal()), default=0) + 1
-        chosen = label or str(number)
-        folder = home.rounds / f"{prefix}{chosen}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            if label is not None:
-                raise CannotFindOut(
-                    f"round {folder.name}: its folder is there, but its round.json cannot be read; "
-                    f"move {folder} away to open it anew"
-                ) from None
-            continue
-        except OSError as error:
-            raise CannotFindOut(f"{folder}: cannot be made: {error.strerror}") from error
-        return chosen, folder
+    taken = (path.name.removeprefix(prefix) for path in home.rounds.glob(f"{prefix}*"))
+    number = max((int(name) for name in taken if name.isdecimal()), default=0) + 1
+    chosen = label or str(number)
+    folder = home.rounds / f"{prefix}{chosen}"
+    if (folder / "round.json").exists():
+        raise CannotFindOut(
+            f"round {folder.name}: its folder is there, but its round.json cannot be read; "
+            f"move {folder} away to open it anew"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotFindOut(f"{folder}: cannot be made: {error.strerror}") from error
+    return chosen, folder
 
 
 def _plain(target: str) -> str:
@@ -352,8 +355,16 @@ def open_round(
     """Return ``(round, is new)``: the sweep's newest round on the target, or a new one.
 
     A sweep whose content changed has another hash and so another round. ``label`` (a night's
-    scheduled time) names the round to take or to open.
+    scheduled time) names the round to take or to open. Of two callers at once the second takes what
+    the first opens.
     """
+    with exclusive(home.rounds / "open.lock", wait_s=OPEN_S, what="rounds"):
+        return _open_round(home, sweep, sweep_text, target=target, fresh=fresh, label=label)
+
+
+def _open_round(
+    home: Home, sweep: Sweep, sweep_text: str, *, target: str, fresh: bool, label: str | None
+) -> tuple[Round, bool]:
     same = [
         r
         for r in rounds_of(home, sweep.name)

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import filelock
 import pytest
 from testkit.planning import surroundings
 from testkit.polyaxon import FakePolyaxon
@@ -160,6 +162,54 @@ def test_an_outage_is_waited_through(make: Make, monkeypatch: pytest.MonkeyPatch
     port.view = flaky  # type: ignore[method-assign]
     assert wait_until_final(measuring, run, view).status == "succeeded"
     assert down == [0]
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_an_outage_while_a_run_is_created_costs_neither_the_run_nor_a_second_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, carried_out: bool
+) -> None:
+    monkeypatch.setattr(measure, "OUTAGE_POLL_S", 0.001)
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    create, down = port.create, [1]
+
+    def flaky(**given: Any) -> RunView:
+        if down[0]:
+            down[0] -= 1
+            if carried_out:
+                create(**given)
+            raise ServiceDown("away")
+        return create(**given)
+
+    port.create = flaky  # type: ignore[method-assign]
+    view, adopted = find_or_create(measuring, run)
+    assert adopted is carried_out
+    assert list(port.runs) == [view.uuid]
+
+
+def test_a_cell_whose_turn_to_create_is_late_waits_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "OUTAGE_POLL_S", 0.001)
+    monkeypatch.setattr(measure, "CREATE_LOCK_S", 0.01)
+    measuring, run = make(FakePolyaxon())
+    other = filelock.FileLock(measuring.round.folder / "create.lock")
+    other.acquire()
+    measuring.tell = lambda text: other.release()
+    assert not find_or_create(measuring, run)[1]
+
+
+def test_a_service_that_cannot_be_restarted_hides_no_stop_request(make: Make) -> None:
+    measuring, _ = make(FakePolyaxon())
+
+    def failing() -> None:
+        raise CannotFindOut("the port is taken")
+
+    measuring.keep_alive = failing
+    measuring.round.ask_stop(after_current=False)
+    with pytest.raises(CannotFindOut):
+        measuring.tick()
+    assert measuring.stop.is_set()
 
 
 def test_a_stop_request_ends_the_patience(make: Make) -> None:

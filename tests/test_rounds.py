@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,8 +118,26 @@ def test_stop_requests_are_read_and_forgotten(home: Home) -> None:
     assert round_.stop_asked() == "after-current"
     round_.ask_stop(after_current=False)
     assert round_.stop_asked() == "now"
-    round_.clear_stop()
-    assert round_.stop_asked() is None
+    with round_.only_flow():
+        assert round_.stop_asked() is None
+
+
+def test_of_two_who_open_a_round_at_once_both_get_the_same(home: Home) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        rounds = [*pool.map(lambda _: opened(home), range(8))]
+    assert len({round_.id for round_, _ in rounds}) == 1
+    assert [new for _, new in rounds].count(True) == 1
+
+
+def test_a_night_whose_opening_was_killed_is_opened_by_its_restart(home: Home) -> None:
+    label = "2026-01-01T02-00-00Z"
+    killed, _ = opened(home, label=label)
+    (killed.folder / "round.json").unlink()
+    again, new = opened(home, label=label)
+    assert (again.id, new) == (killed.id, True)
+    (again.folder / "round.json").write_text("{}")
+    with pytest.raises(CannotFindOut, match=r"its round\.json cannot be read"):
+        opened(home, label=label)
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path) -> None:

@@ -108,10 +108,11 @@ class PlannedCell:
     def as_expected(self, outcome: str) -> bool:
         """Return whether an outcome counts as success for this cell.
 
-        What is skipped is expected to be infeasible.
+        What is skipped is expected to be infeasible or, where it was measured all the same, to fail
+        as predicted.
         """
         if self.skipped:
-            return outcome == Outcome.INFEASIBLE.value
+            return outcome in (Outcome.INFEASIBLE.value, _failing(self.prediction).value)
         return outcome == (self.cell.expect or Outcome.OK).value
 
     def findings(
@@ -331,10 +332,14 @@ def _planned(
     estimate = boot + (0 if refused else sum(points))
     if kept and prediction.refusal is not None and cell.expect is None:
         # Kept to measure the refusal: that is what is then expected of it.
-        served = prediction.refusal_type == PROMPT_ABOVE_CONTEXT
-        expected = Outcome.BENCH_FAILED if served else Outcome.REFUSED
-        cell = cell.model_copy(update={"expect": expected})
+        cell = cell.model_copy(update={"expect": _failing(prediction)})
     return PlannedCell(cell, experiment.name, prediction, estimate, boot, experiment.bisect)
+
+
+def _failing(prediction: Prediction) -> Outcome:
+    """Return how a cell ends that is measured although its prediction refuses it."""
+    served = prediction.refusal_type == PROMPT_ABOVE_CONTEXT
+    return Outcome.BENCH_FAILED if served else Outcome.REFUSED
 
 
 #: Config and description of a model by name and revision, each read once a plan.

@@ -20,15 +20,16 @@ from testkit.polyaxon import FakePolyaxon
 from flows import pending, sweep
 from flows.context import Context
 from flows.pending import ALIKE, CellResult
-from flows.sweep import measure_round
+from flows.sweep import measure_round, record_infeasible
 from tasks import bundle
+from tasks.canonical import sha256_file
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.measure import Measuring
 from tasks.plan.knowledge import Finished
 from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import parse_sweep
-from tasks.rounds import open_round
+from tasks.rounds import RepeatState, open_round
 from warehouse.errors import CannotFindOut
 
 SWEEP = """
@@ -375,11 +376,7 @@ def test_what_another_run_settles_is_not_started_and_says_by_which(
         return "ok" if run.cell.label.endswith("0.6") else "refused"
 
     began = ending_with(monkeypatch, outcome)
-    monkeypatch.setattr(
-        sweep,
-        "finished",
-        lambda home, cell, uuid, how: Finished(uuid, cell, how, "no_memory_for_cache_blocks"),
-    )
+    settling(monkeypatch)
     context = make(1, REFUSALS)
     results = {r.label: r for r in measure_round(context)}
     assert began == ["e/gpu_memory_utilization=0.5", "e/gpu_memory_utilization=0.6"]
@@ -412,3 +409,88 @@ def test_a_round_without_stated_order_is_shuffled_by_its_seed(
     measure_round(context)
     assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
     assert context.round.seed is not None
+
+
+def begin(context: Context, run: PlannedRun, **facts: Any) -> None:
+    """Record what an earlier flow left of a repeat: a run that goes on, or as ``facts`` say."""
+    state = RepeatState(run.cell.cell_key, run.repeat, 1, "u", "0" * 64)
+    context.round.save(replace(state, **facts))
+
+
+def sealed(context: Context, run: PlannedRun, outcome: str, attempt: int = 1) -> None:
+    """Record that an earlier flow measured a repeat."""
+    uuid = f"00000000-0000-4000-8000-{attempt:012d}"
+    folder = context.measuring.home.bundles / uuid
+    folder.mkdir(parents=True)
+    (folder / bundle.MANIFEST).write_text("{}")
+    digest = sha256_file(folder / bundle.MANIFEST)
+    begin(context, run, attempt=attempt, run_uuid=uuid, outcome=outcome, manifest_sha256=digest)
+
+
+def settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every refusal be for want of blocks, which settles what asks for less memory."""
+    monkeypatch.setattr(
+        sweep,
+        "finished",
+        lambda home, cell, uuid, how: Finished(uuid, cell, how, "no_memory_for_cache_blocks"),
+    )
+
+
+def test_what_an_earlier_flow_began_is_adopted_first_whatever_follows_from_others(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "refused")
+    settling(monkeypatch)
+    context = make(1, REFUSALS)
+    first, _, going, _ = context.plan.runs()
+    sealed(context, first, "refused")
+    begin(context, going)
+    results = measure_round(replace(context, budget_minutes=0.001))
+    assert began == [going.cell.label]
+    # What the finished run settles costs nothing of the budget.
+    assert [r.outcome for r in results] == ["refused", "refused", "infeasible"]
+
+
+REFUSED = SWEEP.replace("16777216", "1000000000000")
+
+
+def test_a_refused_cell_that_was_measured_all_the_same_keeps_its_result(
+    make: Callable[..., Context],
+) -> None:
+    context = make(1, REFUSED)
+    confirmed, wrong, *_ = context.plan.skipped()
+    sealed(context, confirmed, "refused")
+    sealed(context, wrong, "ok", attempt=2)
+    before = context.round.all_finished()
+    results = {r.label: r for r in measure_round(context)}
+    assert context.round.all_finished() == before
+    assert results[confirmed.cell.label].as_expected
+    assert not results[wrong.cell.label].as_expected
+    assert [r.outcome for r in results.values()].count("infeasible") == 3
+
+
+def test_a_refused_cell_whose_run_goes_on_is_adopted(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "refused")
+    context = make(1, REFUSED)
+    going = next(context.plan.skipped())
+    begin(context, going)
+    assert len(measure_round(context)) == 5
+    assert began == [going.cell.label]
+
+
+def test_an_attempt_that_is_not_started_gets_a_number_of_its_own(
+    make: Callable[..., Context],
+) -> None:
+    context = make(1, REFUSED)
+    run = next(context.plan.skipped())
+    sealed(context, run, "lost", attempt=2)
+    first = record_infeasible(context, run)
+    state = context.round.state(run.cell.cell_key, run.repeat)
+    assert state is not None
+    assert (state.attempt, state.outcome) == (3, "infeasible")
+    kept = bundle.load(context.measuring.home.bundles / first.run_uuid)
+    assert kept.manifest["attempt"] == 3
+    shutil.rmtree(kept.folder)  # as a pruned round's
+    assert record_infeasible(context, run).run_uuid != first.run_uuid
