@@ -8,8 +8,10 @@ bundle could not be audited; the ledger keeps a line for each bundle that left.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,6 +20,7 @@ from pathlib import Path
 import httpx
 
 from tasks import bundle, record
+from tasks.files import read_json
 from tasks.home import Home
 from tasks.launch.settings import artifacts_root, polyaxon_root
 from tasks.launch.supervisor import Folder
@@ -51,6 +54,7 @@ class Item:
     bytes: int = 0
     paths: tuple[Path, ...] = ()
     run_uuids: tuple[str, ...] = ()
+    round: Round | None = None
 
     def document(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -93,33 +97,39 @@ def flow_runs(api_url: str, policy: Policy) -> list[Item]:
                 found += [Item("flow_run", f"{one['name']} ({one['id']})") for one in page]
                 if len(page) < PAGE:
                     return found
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ValueError) as error:
         raise CannotFindOut(f"Prefect at {api_url} does not tell its flow runs: {error}") from error
 
 
 def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) -> None:
     """Remove what was chosen.
 
-    A kill in between loses nothing: the ledger is written before a bundle goes, and what was left
-    is chosen again next time.
+    A kill in between loses nothing. First the ledger, after which no bundle of these is taken in;
+    then the rows; the bundles last, because one that is still there is chosen again next time, and
+    nobody reads it any more.
 
     Raises:
+        BadInput: a round is being measured.
+        CheckFailed: a bundle is not the one in the ledger.
         CannotFindOut: something could not be removed, or Prefect did not answer.
     """
-    leaving = {
-        run: bundle.load(home.bundles / run).manifest_sha256
-        for item in items
-        if item.kind == "round"
-        for run in item.run_uuids
-    }
-    if leaving:
-        ledger.append(home.bundles, leaving)
-        ledger.prune(home.bundles, sorted(leaving))
-    for item in items:
-        for path in item.paths:
-            _remove(path)
-    if any(item.kind in ("round", "leftover") for item in items):
-        record.rebuild(home)
+    with contextlib.ExitStack() as held:
+        for item in items:
+            if item.round is not None:
+                held.enter_context(item.round.only_flow())
+        leaving = {
+            run: bundle.load(home.bundles / run).manifest_sha256
+            for item in items
+            for run in item.run_uuids
+        }
+        if leaving:
+            ledger.append(home.bundles, leaving)
+            ledger.prune(home.bundles, sorted(leaving))
+        if any(item.kind in ("round", "leftover") for item in items):
+            record.rebuild(home)
+        for item in items:
+            for path in item.paths:
+                _remove(path)
     ids = [item.what.rpartition("(")[2].rstrip(")") for item in items if item.kind == "flow_run"]
     if ids and api_url is not None:
         _delete_flow_runs(api_url, ids)
@@ -154,6 +164,7 @@ def _leftovers(home: Home, pruned: frozenset[str]) -> Iterator[Item]:
 
 def _rounds(home: Home, before_s: float) -> Iterator[Item]:
     kept: dict[tuple[str, str], int] = {}
+    sealed = _sealed_runs(home)
     for round_ in reversed(rounds_of(home)):
         place = (round_.sweep_name, round_.target)
         kept[place] = kept.get(place, 0) + 1
@@ -161,18 +172,23 @@ def _rounds(home: Home, before_s: float) -> Iterator[Item]:
             continue
         if datetime.fromisoformat(round_.opened_at).timestamp() >= before_s:
             continue
-        runs = tuple(sorted(_sealed_runs(home, round_)))
-        if runs:
+        if runs := sealed.get(round_.id):
             paths = tuple(home.bundles / run for run in runs)
             size = sum(_size(path) for path in paths)
-            yield Item("round", f"round {round_.id}: {len(runs)} runs", size, paths, runs)
+            what = f"round {round_.id}: {len(runs)} runs"
+            yield Item("round", what, size, paths, tuple(runs), round_)
 
 
-def _sealed_runs(home: Home, round_: Round) -> Iterator[str]:
-    """Yield every attempt of the round that is sealed: states name only the last one."""
+def _sealed_runs(home: Home) -> dict[str, list[str]]:
+    """Return every attempt that is sealed, by its round: states name only the last one.
+
+    A manifest that cannot be read is no round's: `verify` tells of it.
+    """
+    found = defaultdict(list)
     for path in bundle.all_sealed(home):
-        if bundle.load(path).manifest.get("round") == round_.id:
-            yield path.name
+        manifest = read_json(path / bundle.MANIFEST) or {}
+        found[str(manifest.get("round"))].append(path.name)
+    return found
 
 
 def _age(path: Path) -> float:
@@ -184,9 +200,13 @@ def _age(path: Path) -> float:
 
 
 def _size(path: Path) -> int:
-    if path.is_dir() and not path.is_symlink():
-        return sum(_size(one) for one in path.iterdir())
-    return path.lstat().st_size
+    """Return the bytes of a file or of all files below a folder; what has just gone has none."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(_size(one) for one in path.iterdir())
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _remove(path: Path) -> None:

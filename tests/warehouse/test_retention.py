@@ -15,9 +15,11 @@ from tasks.home import Home
 from tasks.launch.settings import artifacts_root
 from tasks.launch.supervisor import Folder
 from tasks.retention import DAY_S, Policy, carry_out, choose
+from tasks.rounds import rounds_of
 from tests.support.bundle_maker import Lab
 from warehouse import ledger
 from warehouse.connection import open_snapshot
+from warehouse.errors import BadInput
 
 OLD = Policy(copies_days=30, rounds_days=30)
 
@@ -114,6 +116,46 @@ def test_a_prune_that_was_killed_is_finished_by_the_next(lab: Lab) -> None:
     carry_out(lab.home, items)
     assert stored(lab.home) == {runs[1].name, runs[2].name}
     assert record.verify(lab.home).differences == []
+
+
+@pytest.mark.parametrize("step", ["tasks.record.rebuild", "tasks.retention._remove"])
+def test_a_prune_that_was_killed_on_the_way_leaves_no_row_without_its_bundle(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in names]
+    record.ingest(lab.home, runs)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    items = choose(lab.home, OLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            carry_out(lab.home, items)
+    carry_out(lab.home, choose(lab.home, OLD))
+    assert not runs[0].exists()
+    assert stored(lab.home) == {runs[1].name, runs[2].name}
+    assert record.verify(lab.home).differences == []
+
+
+def test_a_round_that_began_to_be_measured_meanwhile_stays(lab: Lab) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in names]
+    items = choose(lab.home, OLD)
+    with rounds_of(lab.home)[0].only_flow(), pytest.raises(BadInput, match="is being measured"):
+        carry_out(lab.home, items)
+    assert runs[0].exists()
+    assert ledger.read(lab.home.bundles).pruned == frozenset()
+
+
+def test_a_damaged_manifest_stops_no_prune(lab: Lab) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in (*names, names[0])]
+    (runs[-1] / "manifest.json").write_text("{")
+    (item,) = choose(lab.home, OLD)
+    assert item.run_uuids == (runs[0].name,)
 
 
 def test_a_ledger_line_that_loses_its_pruned_mark_shows(lab: Lab) -> None:
