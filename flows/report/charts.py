@@ -717,7 +717,7 @@ def trend(rows: Rows, *, nights: Sequence[str], title: str) -> Spec:
         "type": "ordinal",
         "sort": list(nights),
         "title": None,
-        "axis": {"labelAngle": -40, "labelLimit": 130},
+        "axis": {"labelAngle": -40, "labelLimit": 200},
     }
     y: Spec = {
         "field": "percent",

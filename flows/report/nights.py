@@ -11,7 +11,7 @@ from flows.report import charts
 from flows.report.content import Entry, Figure, Line, Page, Panel, Section, Table, table
 from flows.report.evidence import Evidence
 from flows.report.page import Built, Request, build, render, write
-from flows.report.words import joined
+from flows.report.words import joined, several
 from tasks.home import Home
 from warehouse.compare import Selection
 from warehouse.errors import BadInput
@@ -130,7 +130,7 @@ def on_date(connection: duckdb.DuckDBPyConnection, date: str) -> list[tuple[str,
         "SELECT sweep, round AS label, min(started_at) AS started_at FROM run "
         "GROUP BY sweep, round ORDER BY started_at DESC NULLS LAST",
     )
-    labelled = [row for row in rows if str(row["label"]).startswith(date)]
+    labelled = [row for row in rows if date in str(row["label"])]
     found = labelled or [row for row in rows if str(row["started_at"]).startswith(date)]
     if not found:
         newest = joined(str(row["started_at"])[:10] for row in rows[:3]) or "no run at all"
@@ -190,7 +190,7 @@ def index(home: Home, connection: duckdb.DuckDBPyConnection) -> Page:
         banner.append(Line("no run is in the warehouse yet", "warn"))
     return Page(
         title="Nights",
-        subtitle=f"{len(sections)} sweeps",
+        subtitle=several(len(sections), "sweep"),
         banner=tuple(banner),
         pins=table("pins", "Pins", ("pin", "value"), []),
         sections=tuple(sections),
@@ -240,7 +240,7 @@ def _sweep_section(
     return Section(
         _key(sweep),
         sweep,
-        f"{len(rounds)} rounds, the newest first.",
+        f"{several(len(rounds), 'round')}, the newest first.",
         figures=(figure,),
         tables=(_nights_table(sweep, rounds, worse),),
         links=links,

@@ -9,7 +9,7 @@ from typing import Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Line, Panel, Section, Table, table
 from flows.report.data import PINS, Data, Run
-from flows.report.words import joined, one_line, shown, size
+from flows.report.words import joined, one_line, several, shown, size
 from warehouse.registry import Outcome
 
 #: What makes numbers of two runs incomparable when it differs.
@@ -54,8 +54,8 @@ def cells(data: Data, missing: Sequence[Missing]) -> Section:
     return Section(
         "cells",
         "Cells",
-        f"{len(data.runs)} runs"
-        + (f", {len(missing)} planned ones are not measured yet" if missing else "")
+        several(len(data.runs), "run")
+        + (f", {several(len(missing), 'planned one')} not measured yet" if missing else "")
         + ". Predicted figures were made and hashed before the run was created.",
         tables=(
             table(
@@ -381,15 +381,15 @@ def banner(data: Data, missing: Sequence[Missing], broken_links: int) -> tuple[L
     unexpected = [run for run in data.runs if not run.as_expected]
     if unexpected:
         told = joined(f"{run.name} {run.outcome}" for run in unexpected)
-        text = f"{len(unexpected)} runs did not end as expected: {told}"
+        text = f"{several(len(unexpected), 'run')} did not end as expected: {told}"
         lines.append(Line(text, "bad", "#cells"))
     alarms = [residual for residual in data.residuals if residual.alarm]
     if alarms:
         metrics = joined(dict.fromkeys(residual.metric for residual in alarms))
-        text = f"{len(alarms)} exact predictions missed or bounds exceeded: {metrics}"
+        text = f"{several(len(alarms), 'alarm')}, predictions missed or bounds exceeded: {metrics}"
         lines.append(Line(text, "bad", "#residuals"))
     if broken_links:
-        text = f"{broken_links} links in the chain of custody are broken"
+        text = f"{several(broken_links, 'broken link')} in the chain of custody"
         lines.append(Line(text, "bad", "#evidence"))
     invalid = sum(point.valid is False for point in data.points)
     if invalid:
@@ -398,7 +398,7 @@ def banner(data: Data, missing: Sequence[Missing], broken_links: int) -> tuple[L
         )
     if missing:
         lines.append(
-            Line(f"{len(missing)} planned runs are not measured yet: the page is of a part", "warn")
+            Line(f"{several(len(missing), 'planned run')} not measured yet: this is a part", "warn")
         )
     apart = differing(data)
     if apart:

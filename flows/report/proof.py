@@ -9,7 +9,7 @@ from typing import Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Line, Panel, Section, Table, table
 from flows.report.data import Data, Residual
-from flows.report.words import count, joined, one_line, percent, shown, size, worded
+from flows.report.words import count, joined, one_line, percent, several, shown, size, worded
 from warehouse.regression import WORSE
 
 #: Charts of changes show so many, the largest first; the table holds all.
@@ -241,7 +241,7 @@ def changes(found: Mapping[str, Any], *, worse: Sequence[Mapping[str, Any]] = ()
     drawn = points[:MOST_CHANGES]
     columns = ("cell", "number", "A", "B", "change", "verdict")
     equal = sum(row["verdict"] == "equal" for cell in found["cells"] for row in cell["metrics"])
-    told = f"{equal} numbers are equal in all repeats, {len(rows)} are not."
+    told = f"{several(equal, 'number')} equal in all repeats, {len(rows)} not."
     behind = table("changes", "Numbers that are not equal: mean over repeats", columns, rows)
     configuration = table(
         "configuration",
@@ -259,8 +259,8 @@ def changes(found: Mapping[str, Any], *, worse: Sequence[Mapping[str, Any]] = ()
         if found[f"only_{side}"]
     ]
     notes += [
-        f"{len(found[f'invalid_load_points_{side}'])} invalid load points of {side.upper()} are "
-        "left out."
+        f"Left out of {side.upper()}: "
+        f"{several(len(found[f'invalid_load_points_{side}']), 'invalid load point')}."
         for side in ("a", "b")
         if found[f"invalid_load_points_{side}"]
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Panel, Section, Table, table
 from flows.report.data import Course, Data, Point, Run
-from flows.report.words import GIB, MIB, joined, made, percent, shown, worded
+from flows.report.words import GIB, MIB, joined, made, percent, several, shown, worded
 from tasks.files import read_json
 from tasks.home import Home
 from tasks.plan import sizing
@@ -131,8 +131,7 @@ def _cell_figure(
     return Figure(
         key,
         run.label,
-        f"{run.model}, vLLM {run.engine_version}, {hardware}, {len(runs)} "
-        + ("boot" if len(runs) == 1 else "boots")
+        f"{run.model}, vLLM {run.engine_version}, {hardware}, {several(len(runs), 'boot')}"
         + (". Hollow diamonds: published values." if marks else "."),
         tuple(panels),
         _points_table(data, key, points),

@@ -63,6 +63,11 @@ def made(value: float, text: str, formula: str, *, state: str = "", why: str = "
     return Entry(text, value, formula=formula, state=state, why=why)
 
 
+def several(count: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def joined(names: Iterable[object], *, most: int = 6) -> str:
     """Return names in one line, the first few of many."""
     listed = [str(name) for name in names]

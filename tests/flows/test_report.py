@@ -223,7 +223,7 @@ def test_hostile_text_stays_text(home: Home) -> None:
 
 def test_a_failed_run_says_why_where_it_stands(made: Built) -> None:
     """The refused cell is on the map and in the table, with the line of its log."""
-    assert "1 runs did not end as expected: misconfigured refused" in made.page.banner[0].text
+    assert "1 run did not end as expected: misconfigured refused" in made.page.banner[0].text
     rows = next(t for t in made.page.tables() if t.id == "cells").rows
     refused = next(row for row in rows if row[0].text == "misconfigured")
     assert refused[2].state == "bad"
@@ -278,7 +278,7 @@ def test_a_half_finished_round_says_what_is_missing(tmp_path: Path) -> None:
     (folder / "sweep.yaml").write_text(find_sweep("demo")[1])
     found = built(lab.home)
     assert found.missing == 4
-    assert any("4 planned runs are not measured yet" in line.text for line in found.page.banner)
+    assert any("4 planned runs not measured yet" in line.text for line in found.page.banner)
     rows = next(t for t in found.page.tables() if t.id == "map").rows
     assert "not measured yet" in {row[2].text for row in rows}
 
