@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import errno
 import logging
 import re
 import shutil
@@ -57,6 +58,10 @@ _STAYS = {
     "CERTIFICATE_VERIFY_FAILED": "state its authority as ca_file in the profile",
     "too many redirects": "state the address it redirects to as host (https for http?)",
 }
+#: Faults of this machine's own disk, which asking the server again does not mend.
+_OWN_DISK = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST}
+)
 _NOISY = ("polyaxon", "polyaxon.cli", "urllib3.connectionpool")
 
 
@@ -349,7 +354,10 @@ class PolyaxonClient:
             _unpack(archive, unpacked, run_uuid)
             root = _outputs_root(unpacked)
             names = sorted(
-                str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()
+                str(path.relative_to(root))
+                for path in root.rglob("*")
+                # Moved, a link may lead out of the bundle.
+                if path.is_file() and not path.is_symlink()
             )
             for name in names:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -512,7 +520,7 @@ class PolyaxonClient:
     def _is_transient(self, status: int | None, error: BaseException) -> bool:
         if status is None:
             stays = any(words in str(error) for words in _STAYS)
-            return not (stays or isinstance(error, FileExistsError | PermissionError))
+            return not (stays or (isinstance(error, OSError) and error.errno in _OWN_DISK))
         return status in {408, 429} or status >= 500 or (status == 405 and self._local)
 
 

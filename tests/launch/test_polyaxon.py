@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
 import json
 import os
 import re
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -215,6 +217,39 @@ def test_outputs_that_cannot_be_had_are_not_taken_for_none(
     with pytest.raises(CannotFindOut, match="run") as caught:
         fetched(server, tmp_path, *RAN, archive=(status, {}), **trees)
     assert not isinstance(caught.value, ServiceDown)
+
+
+def test_a_link_among_the_outputs_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source" / "outputs"
+    source.mkdir(parents=True)
+    (source / "server.log").write_text("kept")
+    (source / "end.json").symlink_to("../server.log")
+    (source.parent / "server.log").write_text("another run's")
+
+    def archive(*_: object, save_to: Path, **__: object) -> None:
+        with tarfile.open(save_to, "w:gz") as packed:
+            packed.add(source.parent, "run")
+
+    client = PolyaxonClient("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "_refreshed", lambda run_uuid: None)
+    monkeypatch.setattr(client, "_streams", archive)
+    assert client.fetch(UUID, tmp_path / "into") == ["server.log"]
+    assert [path.name for path in (tmp_path / "into").iterdir()] == ["server.log"]
+
+
+def test_a_full_disk_here_is_no_server_that_is_away(server: Answers) -> None:
+    asked: list[int] = []
+
+    def full() -> None:
+        asked.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(CannotFindOut, match="No space left on device") as caught:
+        PolyaxonClient(server.host, call_s=2)._call("read the artifacts", full)
+    assert not isinstance(caught.value, ServiceDown)
+    assert len(asked) == 1
 
 
 def test_what_killed_fetches_left_is_cleared_away(server: Answers, tmp_path: Path) -> None:
