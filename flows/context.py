@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -282,7 +282,7 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
         round_,
         measuring,
         origin,
-        history=history.read(home.warehouse_snapshot, target_name),
+        history=history.read(home.warehouse_snapshot, profile.name),
         budget_minutes=wishes.budget_minutes,
         keep_going=wishes.keep_going,
         look=lambda run_uuid: glance(run_outputs(home, run_uuid)),
@@ -314,10 +314,16 @@ def port_of(home: Home, target_name: str = "local") -> PolyaxonPort:
     ends = services.endpoints(home)
     if ends is None:
         raise CannotFindOut("no Polyaxon server is up; start it with: memsweep services up")
-    os.environ.update(polyaxon_environment(home, ends.polyaxon_host))
+    _point_at_embedded(polyaxon_environment(home, ends.polyaxon_host))
     from tasks.launch.polyaxon import PolyaxonClient
 
     return PolyaxonClient(ends.polyaxon_host)
+
+
+def _point_at_embedded(environment: Mapping[str, str]) -> None:
+    """Point Polyaxon's client at the embedded server; where the user's own login is stays known."""
+    os.environ.setdefault(access.LOGIN_VARIABLE, str(access.login_folder(os.environ)))
+    os.environ.update(environment)
 
 
 def target_of(home: Home, run_uuid: str) -> str:
@@ -344,7 +350,7 @@ def use(home: Home, ends: services.Endpoints) -> None:
     """Point this process at the services; before Prefect or Polyaxon is imported."""
     embedded = services.endpoints(home)
     if embedded is not None and embedded.polyaxon_host == ends.polyaxon_host:
-        os.environ.update(
+        _point_at_embedded(
             client_environment(
                 home, prefect_api_url=ends.prefect_api_url, polyaxon_host=ends.polyaxon_host
             )

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tasks.launch.polyaxon import PolyaxonClient
 
 TOKEN_VARIABLE = "POLYAXON_AUTH_TOKEN"
+#: The folder of the user's login, in a process whose POLYAXON_HOME is the embedded server's.
+LOGIN_VARIABLE = "MEMSWEEP_POLYAXON_HOME"
 #: Major version of the client and of the API it speaks.
 MAJOR = "2"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -60,16 +62,18 @@ def token_environment(profile: Profile) -> dict[str, str]:
     """Return the variables by which another process of ours finds the same token."""
     name = profile.token_env or TOKEN_VARIABLE
     given = {name: os.environ[name]} if name in os.environ else {}
-    return {**given, "POLYAXON_HOME": str(_polyaxon_home(os.environ))}
+    return {**given, "POLYAXON_HOME": str(login_folder(os.environ))}
 
 
-def _polyaxon_home(given: Mapping[str, str]) -> Path:
-    return Path(given.get("POLYAXON_HOME") or Path.home() / ".polyaxon")
+def login_folder(given: Mapping[str, str]) -> Path:
+    """Return the folder in which ``polyaxon login`` leaves its token."""
+    folder = given.get(LOGIN_VARIABLE) or given.get("POLYAXON_HOME")
+    return Path(folder or Path.home() / ".polyaxon")
 
 
 def _logged_in(profile: Profile, given: Mapping[str, str]) -> str | None:
     """Return the token of Polyaxon's own configuration, if it is for this host."""
-    folder = _polyaxon_home(given)
+    folder = login_folder(given)
     host = _read(folder / ".client", "host", "POLYAXON_HOST")
     if host is None or host.rstrip("/") != (profile.host or "").rstrip("/"):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import context
 from tasks import schedules
 from tasks.home import Home
 from tasks.launch import settings
@@ -102,6 +103,13 @@ def test_a_night_on_a_cluster_finds_its_token_and_no_other_service_has_it(
     assert block["MY_TOKEN"] == "planted-value-7"
     assert block["POLYAXON_HOME"] == str(Path.home() / ".polyaxon")
     assert "POLYAXON_AUTH_TOKEN" not in block
+    # A flow's process, which points at the embedded server, starts a dead scheduler again.
+    monkeypatch.setenv("POLYAXON_HOME", "/theirs")
+    monkeypatch.setenv("MEMSWEEP_POLYAXON_HOME", "to be restored")
+    monkeypatch.delenv("MEMSWEEP_POLYAXON_HOME")
+    context._point_at_embedded({"POLYAXON_HOME": "/embedded"})
+    block = settings.service_environment(home, "scheduler", polyaxon_host="")
+    assert block["POLYAXON_HOME"] == "/theirs"
     for name in ("prefect", "polyaxon", "supervisor"):
         others = settings.service_environment(home, name, polyaxon_host="")
         assert "planted-value-7" not in others.values()
