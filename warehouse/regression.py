@@ -6,7 +6,7 @@ one, and only changes that noise does not explain: the rest is `compare`'s to sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warehouse import difference
@@ -57,7 +57,8 @@ def regressions(
     alarms = {one: _alarms(connection, side) for one, side in (("a", before), ("b", after))}
     expected = _expected(connection, after)
     worse = [row for cell in found["cells"] for row in _outcome(cell, expected)]
-    worse += [row for cell in found["cells"] for row in _metrics(cell)]
+    profiled = _profiled(connection, after)
+    worse += [row for cell in found["cells"] for row in _metrics(cell, profiled)]
     worse += [
         {
             "label": label,
@@ -74,6 +75,18 @@ def regressions(
 
 def _settings(connection: duckdb.DuckDBPyConnection, chosen: Selection) -> set[str]:
     rows = _of(connection, chosen, "SELECT DISTINCT setting_key FROM run r")
+    return {row["setting_key"] for row in rows}
+
+
+def _profiled(connection: duckdb.DuckDBPyConnection, chosen: Selection) -> set[str]:
+    """Return the settings whose pool the engine sized by what it found free: no two boots agree."""
+    rows = _of(
+        connection,
+        chosen,
+        "SELECT DISTINCT r.setting_key FROM run r JOIN cell c ON c.cell_key = r.cell_key AND "
+        "TRY_CAST(json_extract_string(c.setting, '$.server.kv_cache_memory_bytes') AS BIGINT) "
+        "IS NULL",
+    )
     return {row["setting_key"] for row in rows}
 
 
@@ -115,14 +128,17 @@ def _outcome(cell: Mapping[str, Any], expected: Mapping[str, str]) -> Iterator[d
         }
 
 
-def _metrics(cell: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _metrics(cell: Mapping[str, Any], profiled: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of a cell that got worse; a profiled pool's size is not exact either."""
+    pool_is_given = cell["setting_key"] not in profiled
     for row in cell["metrics"]:
         sign = WORSE.get(row["metric"])
         if sign is None or row["load_point"] is not None or row["verdict"] != "different":
             continue
         # From nothing there is no ratio: such a change is told whatever its size.
         small = row["relative"] is not None and abs(row["relative"]) < LEAST_RATIO
-        if row["difference"] * sign > 0 and (row["metric"] in EXACT or not small):
+        exact = row["metric"] in EXACT and pool_is_given
+        if row["difference"] * sign > 0 and (exact or not small):
             yield {
                 "label": cell["label"],
                 "what": row["metric"],

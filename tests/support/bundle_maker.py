@@ -74,6 +74,7 @@ class Spec:
     observed: str | None = "ok"
     label: str = "context-limit/max_model_len=32768"
     max_model_len: int = 32768
+    kv_cache_memory_bytes: int | None = 2**30
     engine_version: str = "0.27.0"
     load: tuple[LoadPoint, ...] = (LoadPoint(parallel=4, number=4, warmup=1),)
     requests: Sequence[Sequence[Ask]] = (
@@ -112,7 +113,7 @@ class Spec:
                 model=ModelRef(name="tiny-qwen35"),
                 server=ServerSettings(
                     max_model_len=self.max_model_len,
-                    kv_cache_memory_bytes=2**30,
+                    kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                     enforce_eager=True,
                 ),
                 load=self.load,

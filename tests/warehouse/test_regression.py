@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tasks import record
 from tests.support.bundle_maker import Lab
 from warehouse import regression
@@ -45,6 +47,22 @@ def test_fewer_tokens_are_one_and_more_are_none(lab: Lab) -> None:
     tokens = next(row for row in worse if row["what"] == "kv_cache_size_tokens")
     assert (tokens["before"], tokens["after"]) == (975_890, 838_656)
     assert "kv_cache_size_tokens 975890 became 838656" in tokens["message"]
+
+
+def a_block_less(folder: Path) -> None:
+    (folder / "server.log").write_text(LOG.replace("975,890", "974,000"))
+
+
+@pytest.mark.parametrize(("pool", "counts"), [(2**30, True), (None, False)])
+def test_a_block_less_counts_only_where_the_pool_was_given(
+    lab: Lab, pool: int | None, counts: bool
+) -> None:
+    worse = nights(
+        lab,
+        {"kv_cache_memory_bytes": pool},
+        {"kv_cache_memory_bytes": pool, "change": a_block_less},
+    )
+    assert ("kv_cache_size_tokens" in {row["what"] for row in worse}) == counts
 
 
 def test_more_tokens_are_no_regression(lab: Lab) -> None:
