@@ -43,11 +43,13 @@ class Scheduler:
     def tick(self) -> None:
         """Restart dead services; start the worker where it is not there, or asks another server."""
         try:
-            services.keep_alive(self._home)
-            url = services.prefect_api_url(self._home)
-        except (MemsweepError, OSError) as error:
+            self._look()
+        except (MemsweepError, OSError) as error:  # looks again; nothing would start it again
             print(f"services could not be looked at: {error}", flush=True)  # noqa: T201 - its log
-            return
+
+    def _look(self) -> None:
+        services.keep_alive(self._home)
+        url = services.prefect_api_url(self._home)
         if url is None:
             return
         if self._worker is not None and self._worker.poll() is None:
@@ -86,7 +88,7 @@ def drop_removed(home: Home, api_url: str) -> None:
             for one in answer.json():
                 if one["name"] not in kept:
                     client.delete(f"/deployments/{one['id']}").raise_for_status()
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, ValueError) as error:
         print(f"removed schedules could not be dropped: {error}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -119,6 +119,19 @@ def test_a_worker_that_ends_again_and_again_is_not_started_all_the_time(
     assert here.tick() == 1
 
 
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    here: Here, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    here.url = server.url
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", no_process)
+        assert here.tick() == 0
+    assert here.tick() == 1
+
+
 def test_deployments_without_a_schedule_are_dropped_before_a_worker_could_fire_them(
     here: Here, home: Home, server: Server
 ) -> None:
