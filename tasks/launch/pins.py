@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import yaml
 from pydantic import Field, ValidationError
@@ -112,10 +112,14 @@ def address(text: str, *, what: str) -> str:
     Raises:
         BadInput: it is no https address, or one with a login in it.
     """
-    parts = urlsplit(text)
+    wanted = f"{what} {text!r}: wanted https://HOST, or http:// on this machine"
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise BadInput(wanted) from error
     local = parts.scheme == "http" and parts.hostname in _LOOPBACK
     if not parts.hostname or not (local or parts.scheme == "https"):
-        raise BadInput(f"{what} {text!r}: wanted https://HOST, or http:// on this machine")
+        raise BadInput(wanted)
     if parts.username or parts.password:
         raise BadInput(f"{what}: credentials have no place in an address")
     return text.rstrip("/")
@@ -174,7 +178,7 @@ def commit_of(model: str, *, branch: str, endpoint: str | None = None) -> Found:
         CannotFindOut: it cannot be reached, or its answer names no commit.
     """
     base = endpoint or os.environ.get(hub.ENDPOINT_VARIABLE) or hub.ENDPOINT
-    url = f"{address(base, what='hub')}/api/models/{model}/revision/{branch}"
+    url = f"{address(base, what='hub')}/api/models/{model}/revision/{quote(branch, safe='')}"
     with client(base) as session:
         answer = _get(session, url, {})
     if answer.status_code in (401, 403, 404):

@@ -208,7 +208,9 @@ def load(name: str) -> Profile:
         value = yaml.safe_load(path.read_text())
         if not isinstance(value, dict):
             raise BadInput(f"target {path}: got {type(value).__name__}, wanted a mapping")
-        return Profile(name=path.stem, **value)
+        if "name" in value:
+            raise BadInput(f"target {path}: name: it is that of the file, leave it out")
+        return Profile.model_validate({**value, "name": path.stem})
     except yaml.YAMLError as error:
         raise BadInput(f"target {path}: no YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:

@@ -66,12 +66,26 @@ def test_what_is_no_image_by_tag_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["http://registry.example.com", "ftp://x", "x", "https://user:word@x.example.com", ""]
+    "text",
+    [
+        "http://registry.example.com",
+        "ftp://x",
+        "x",
+        "https://user:word@x.example.com",
+        "",
+        "https://[x",
+    ],
 )
 def test_http_is_for_this_machine_only_and_logins_have_no_place(text: str) -> None:
     with pytest.raises(BadInput) as error:
         pins.address(text, what="--registry")
     assert "word" not in str(error.value).replace("password", "")
+
+
+def test_a_branch_with_a_slash_is_one_part_of_the_address() -> None:
+    with serving(Hub("owner/name", "0" * 40, {}, branch="refs%2Fpr%2F1")) as server:
+        found = pins.commit_of("owner/name", branch="refs/pr/1", endpoint=server.url)
+    assert found.of == "owner/name@refs/pr/1"
 
 
 def test_a_tag_becomes_the_digest_of_what_was_answered() -> None:

@@ -112,6 +112,13 @@ def test_a_gpu_that_cannot_be_is_bad_input(tmp_path: Path) -> None:
         target.load(str(path))
 
 
+def test_a_profile_that_names_itself_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: x\ndescription: x\ndevice: cpu\noperation: local.yaml\n")
+    with pytest.raises(BadInput, match=r"mine\.yaml: name: it is that of the file"):
+        target.load(str(path))
+
+
 def test_a_gpu_host_gets_the_same_operation_as_this_machine(home: Home) -> None:
     here, there = target.load("local"), target.load("local-gpu")
     assert (there.device, there.is_embedded, there.image) == ("cuda", True, None)
