@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from flows import cli
+from flows import cli, context
 from tasks import record
 from tasks.home import Home
 from tasks.launch import target
@@ -157,3 +158,19 @@ def test_a_damaged_warehouse_does_not_keep_a_plan_from_being_made(plan: Any, sta
     state.warehouse_snapshot.write_bytes(b"no database" * 1000)
     _, err = plan("demo")
     assert "past runs are not taken into account" in err
+
+
+def test_a_run_on_a_profile_from_a_file_knows_its_history_by_the_profiles_name(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs are stored under the name, not under the path that was given to --target."""
+    profile, sweep = tmp_path / "mine.yaml", tmp_path / "costly.yaml"
+    profile.write_text("description: x\ndevice: cpu\noperation: local.yaml\n")
+    sweep.write_text(SWEEP.replace("gpu_memory_utilization: [0.9, 0.7, 0.5]", "seed: [1]"))
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
+    monkeypatch.setattr(context, "port_of", Mock())
+    monkeypatch.setattr(context.models, "revision", lambda *_: "sha256:" + "0" * 64)
+    asked: list[str] = []
+    monkeypatch.setattr(context.history, "read", lambda _, name: asked.append(name))
+    context.open_context(str(sweep), str(profile), context.Wishes(), flow_run_id="f1")
+    assert asked == ["mine"]
