@@ -69,14 +69,18 @@ def pin(
     steps = list(_steps(parsed, wanted, branch, registry, hub, build=build))
     found, missing = pins.resolve(iter(steps))
     path = output or place
+    kept = pins.kept(path, sweep=parsed.name, missing=missing) if found else []
+    for one in kept:
+        say(f"{one.what}: not resolved anew, {path} keeps {one.value} of {one.at}")
+    sources = [*kept, *found]
     file = pins.PinsFile(
         format=pins.FORMAT,
         sweep=parsed.name,
         pins=SweepPins.model_validate(
-            {one.pin: one.value for one in found if one.pin in SweepPins.model_fields}
+            {one.pin: one.value for one in sources if one.pin in SweepPins.model_fields}
         ),
-        build=_arguments(parsed, found),
-        sources=tuple(found),
+        build=_arguments(parsed, sources),
+        sources=tuple(sources),
     )
     if found:
         path.write_text(pins.written(file), encoding="utf-8")

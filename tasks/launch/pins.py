@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +62,12 @@ class Found(Strict):
     value: str = Field(description="digest or commit")
     source: str = Field(description="address that answered")
     at: str = Field(description="when, UTC")
+
+    @property
+    def what(self) -> str:
+        """What was asked, in the words of a step: see :func:`resolve`."""
+        kind = "model" if self.pin == "model_revision" else "image"
+        return f"{kind} {self.of.partition('@')[0]}"
 
 
 class PinsFile(Strict):
@@ -303,6 +309,14 @@ def merged(text: str, *, where: str, path: Path) -> str:
             )
     head = f"# {where} with the pins of {path.name}\n"
     return head + yaml.safe_dump({**document, "pins": stated}, sort_keys=False, width=100)
+
+
+def kept(path: Path, *, sweep: str, missing: Iterable[str]) -> list[Found]:
+    """Return what an earlier call found of what this one could not resolve: it still holds."""
+    earlier = read(path)
+    if earlier is None or earlier.sweep != sweep:
+        return []
+    return [one for one in earlier.sources if any(m.startswith(f"{one.what} (") for m in missing)]
 
 
 def written(file: PinsFile) -> str:

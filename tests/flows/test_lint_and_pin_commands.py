@@ -213,6 +213,21 @@ def test_what_was_resolved_is_kept_where_the_rest_cannot_be(
     assert written["pins"] == {"model_revision": COMMIT}
 
 
+def test_what_an_earlier_call_resolved_is_kept_where_this_one_cannot(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["pin", "mine.sweep.yaml", "--image", "vllm/vllm-openai:v0.27.0", "--json", "--hub"]
+    with serving(both) as server:
+        assert cli.run([*arguments, server.url, "--registry", server.url]) == 0
+        before = (here / "mine.sweep.pins.yaml").read_text()
+        capsys.readouterr()
+        assert cli.run([*arguments, server.url, "--registry", GONE]) == 3
+    told = capsys.readouterr()
+    assert MANIFEST_DIGEST in (here / "mine.sweep.pins.yaml").read_text()
+    assert f"keeps {MANIFEST_DIGEST}" in told.err
+    assert MANIFEST_DIGEST in before
+
+
 def test_a_shipped_sweeps_pins_go_to_this_directory(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

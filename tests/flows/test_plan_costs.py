@@ -10,9 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from flows import cli, context
-from tasks import record
+from tasks import history, record
 from tasks.home import Home
-from tasks.launch import target
+from tasks.launch import models, target
 from tests.support.bundle_maker import Lab
 
 SWEEP = """
@@ -169,8 +169,8 @@ def test_a_run_on_a_profile_from_a_file_knows_its_history_by_the_profiles_name(
     sweep.write_text(SWEEP.replace("gpu_memory_utilization: [0.9, 0.7, 0.5]", "seed: [1]"))
     monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
     monkeypatch.setattr(context, "port_of", Mock())
-    monkeypatch.setattr(context.models, "revision", lambda *_: "sha256:" + "0" * 64)
+    monkeypatch.setattr(models, "revision", lambda *_: "sha256:" + "0" * 64)
     asked: list[str] = []
-    monkeypatch.setattr(context.history, "read", lambda _, name: asked.append(name))
+    monkeypatch.setattr(history, "read", lambda _, name: asked.append(name))
     context.open_context(str(sweep), str(profile), context.Wishes(), flow_run_id="f1")
     assert asked == ["mine"]
