@@ -341,11 +341,14 @@ def keeping_alive(measuring: Measuring) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
+        said = ""
         while not over.wait(KEEP_ALIVE_S):
             try:
                 measuring.tick()
-            except (MemsweepError, OSError) as error:
-                measuring.tell(f"services could not be looked at: {error}")
+            except Exception as error:  # noqa: BLE001 - were this thread dead, no stop was noticed
+                if str(error) != said:
+                    said = str(error)
+                    measuring.tell(f"services could not be looked at: {said}")
 
     thread = threading.Thread(target=watch, name="keep-alive", daemon=True)
     thread.start()
@@ -413,16 +416,17 @@ def _tried_again(context: Context, run: PlannedRun, result: CellResult, pending:
 def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
     """Measure one repeat of one cell, collect it, and put it into the warehouse.
 
-    The slot is given on as soon as the run has ended, so that the next server starts while this
-    one's bundle is still being sealed.
+    The slot is given on as soon as the run has ended well, so that the next server starts while
+    this one's bundle is still being sealed. What else its bundle tells may settle the next run.
     """
     measuring, round_ = context.measuring, context.round
     view, adopted = find_or_create(measuring, run)
     say(f"  {run.cell.label}: run {view.uuid} {'adopted' if adopted else 'created'}")
     view = wait_until_final(measuring, run, view)
-    # Not in a `finally`: after a fault the slot is free when the task has ended, and is seen to
-    # have broken then, so that no further cell is started.
-    release()
+    # Otherwise, and after a fault, the slot is free when the task has ended: what it settles is
+    # known then, or it is seen to have broken, so that no further cell is started.
+    if view.outputs.get("observed") == "ok" and run.planned.bisect is None:
+        release()
     state = round_.state(run.cell.cell_key, run.repeat)
     if state is None:
         raise CannotFindOut(f"round {round_.id}: the record of {run.cell.label} is gone")

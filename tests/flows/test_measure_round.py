@@ -20,11 +20,12 @@ from testkit.polyaxon import FakePolyaxon
 from flows import pending, sweep
 from flows.context import Context
 from flows.pending import ALIKE, CellResult
-from flows.sweep import measure_round, record_infeasible
+from flows.sweep import measure_one, measure_round, record_infeasible
 from tasks import bundle
 from tasks.canonical import sha256_file
 from tasks.collect import Origin
 from tasks.home import Home
+from tasks.launch.port import RunView
 from tasks.measure import Measuring
 from tasks.plan.knowledge import Finished
 from tasks.plan.plan import PlannedRun, make_plan
@@ -250,7 +251,8 @@ def ending_with(
     def one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
         how = outcome(run, began.count(run.cell.label))
         began.append(run.cell.label)
-        release()
+        if how == "ok":
+            release()
         return CellResult(
             run.cell.label,
             run.repeat,
@@ -409,6 +411,60 @@ def test_a_round_without_stated_order_is_shuffled_by_its_seed(
     measure_round(context)
     assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
     assert context.round.seed is not None
+
+
+@pytest.mark.parametrize(
+    ("observed", "bisect", "free"),
+    [
+        ("ok", None, True),
+        ("refused_or_crashed_at_start", None, False),
+        (None, None, False),
+        ("ok", "max_num_seqs", False),
+    ],
+)
+def test_a_slot_is_given_on_before_the_bundle_is_sealed_unless_it_may_settle_the_next_run(
+    make: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
+    observed: str | None,
+    bisect: str | None,
+    free: bool,
+) -> None:
+    released = threading.Event()
+
+    def ended(measuring: Measuring, run: PlannedRun, view: RunView) -> RunView:
+        return replace(view, outputs={"observed": observed} if observed else {})
+
+    def unsealed(*_: object) -> None:
+        raise CannotFindOut("not yet")
+
+    monkeypatch.setattr(sweep, "wait_until_final", ended)
+    monkeypatch.setattr(sweep, "collect", unsealed)
+    context = make(1)
+    run = next(context.plan.runs())
+    run = replace(run, planned=replace(run.planned, bisect=bisect))
+    with pytest.raises(CannotFindOut, match="not yet"):
+        measure_one(context, run, released.set)
+    assert released.is_set() is free
+
+
+def test_no_fault_of_the_services_keeps_a_later_stop_from_being_noticed(
+    make: Callable[..., Context],
+) -> None:
+    context = make(1)
+    looked: list[bool] = []
+    told: list[str] = []
+
+    def unforeseen() -> None:
+        looked.append(True)
+        if len(looked) == 3:
+            context.round.ask_stop(after_current=False)
+        raise KeyError("polyaxon")
+
+    context.measuring.keep_alive = unforeseen
+    context.measuring.tell = told.append
+    with sweep.keeping_alive(context.measuring):
+        assert context.measuring.stop.wait(10)
+    assert len(told) == 1
 
 
 def begin(context: Context, run: PlannedRun, **facts: Any) -> None:
