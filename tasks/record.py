@@ -369,6 +369,9 @@ def verify(home: Home) -> VerifyReport:
     chain = ledger.read(home.bundles)
     report.differences += [Difference(None, "ledger", problem) for problem in chain.problems]
     folders = {path.name: path for path in bundle.all_sealed(home)}
+    for run in sorted(folders.keys() & chain.pruned):
+        what = "was to be removed by a prune that was killed; end it with: memsweep prune --yes"
+        report.differences.append(Difference(run, "ledger", what))
     for run in sorted(set(chain.manifests) - set(folders) - chain.pruned):
         report.differences.append(
             Difference(run, "ledger", "its bundle is not among the bundles any more")
@@ -380,7 +383,8 @@ def verify(home: Home) -> VerifyReport:
                 Difference(run, "run", "in the warehouse, but its bundle is not there")
             )
         for path in folders.values():
-            _verify_bundle(path, connection, chain.manifests, stored, report)
+            if path.name not in chain.pruned:
+                _verify_bundle(path, connection, chain.manifests, stored, report)
     return report
 
 

@@ -134,6 +134,9 @@ def test_a_prune_that_was_killed_on_the_way_leaves_no_row_without_its_bundle(
         patch.setattr(step, killed)
         with pytest.raises(KeyboardInterrupt):
             carry_out(lab.home, items)
+    (left,) = record.verify(lab.home).differences
+    assert left.run_uuid == runs[0].name
+    assert "end it with: memsweep prune --yes" in left.what
     carry_out(lab.home, choose(lab.home, OLD))
     assert not runs[0].exists()
     assert stored(lab.home) == {runs[1].name, runs[2].name}
