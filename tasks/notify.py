@@ -58,8 +58,8 @@ def shown(address: str) -> str:
 def post(address: str, document: Mapping[str, object], *, wait_s: float = WAIT_S) -> str | None:
     """Post ``document`` as JSON; return ``None`` when it was taken, else why it was not.
 
-    Tries :data:`TRIES` times, each within :data:`TIMEOUT_S` seconds; an answer below 500 other than
-    429 is not asked for again.
+    Tries :data:`TRIES` times and waits at most :data:`TIMEOUT_S` seconds for each connection and
+    each piece of an answer; an answer below 500 other than 429 is not asked for again.
     """
     try:
         check_address(address, "webhook")

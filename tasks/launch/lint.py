@@ -205,8 +205,8 @@ def before_submit(home: Home, profile: target.Profile, plan: Plan) -> None:
         seen.add(run.cell.cell_key)
     if found:
         raise BadInput(
-            f"{found[0].line}; {len(found)} findings in all, see: memsweep lint {plan.sweep.name} "
-            f"--target {profile.name} --objects"
+            f"{found[0].line}; {len(found)} findings in all, see: memsweep lint SWEEP "
+            "--target PROFILE --objects"
         )
 
 
@@ -350,7 +350,8 @@ def _shell(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]
     command = node.get("command")
     if not isinstance(command, list) or not command:
         return
-    if PurePosixPath(str(command[0])).name not in _SHELLS:
+    # Also behind env or a wrapper; and the text after -c is code for other interpreters too.
+    if "-c" not in command and not any(PurePosixPath(str(c)).name in _SHELLS for c in command):
         return
     for text in [*command, *(node.get("args") or [])]:
         if "{{" in str(text):

@@ -183,6 +183,15 @@ def test_what_is_wrong_is_found_where_it_is(
     assert not any("planted" in one for one in lines)
 
 
+@pytest.mark.parametrize(
+    "command", [["/bin/bash", "-c"], ["/usr/bin/env", "sh", "-c"], ["python", "-c"]]
+)
+def test_a_parameter_is_never_part_of_code(command: list[str], tmp_path: Path) -> None:
+    (line,) = found(tmp_path, with_container(command=command, args=["run {{ length }}"]))
+    assert "a parameter inside a shell line can become a command" in line
+    assert found(tmp_path, with_container(command=command, args=["run"])) == []
+
+
 def test_a_component_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     (line,) = found(tmp_path, {"kind": "operation", "pathRef": "gone.yaml"})
     assert line.startswith("file.yaml:file: ")
