@@ -175,6 +175,12 @@ class Progress:
             self.knowledge.add(ended)
             self.results.append(result)
 
+    def forget_ended(self) -> None:
+        """Keep of thousands of cells only those that may still end, and those that broke."""
+        self.started = [
+            one for one in self.started if one.broke or not one.future.wrapped_future.done()
+        ]
+
     @property
     def goes_on(self) -> bool:
         """Whether a cell's thread may still end, and put its run back."""
@@ -191,6 +197,8 @@ def measure_round(context: Context) -> list[CellResult]:
     progress = Progress(Pending(missing), knowledge, results)
     with keeping_alive(context.measuring), shown(lambda: _standing(context, progress)):
         try:
+            if missing:
+                patiently(context.measuring, context.measuring.port.ensure_project)
             while (run := _next(progress, context)) is not None:
                 ended = threading.Event()
                 work = _work(context, run, ended.set, progress)
@@ -289,6 +297,7 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
     """Wait until a run may be started and return it; ``None`` when no further one is to be."""
     measuring = context.measuring
     while not (measuring.stop.is_set() or measuring.finish_only.is_set()):
+        progress.forget_ended()
         if any(one.broke for one in progress.started):
             return None
         goes_on = progress.goes_on  # looked at first: a thread puts its run back before it ends

@@ -19,15 +19,15 @@ from testkit.polyaxon import FakePolyaxon
 
 from flows import pending, sweep
 from flows.context import Context
-from flows.pending import ALIKE, CellResult
-from flows.sweep import measure_one, measure_round, record_infeasible
+from flows.pending import ALIKE, CellResult, Pending
+from flows.sweep import Started, measure_one, measure_round, record_infeasible
 from tasks import bundle
 from tasks.canonical import sha256_file
 from tasks.collect import Origin
 from tasks.home import Home
 from tasks.launch.port import RunView
 from tasks.measure import Measuring
-from tasks.plan.knowledge import Finished
+from tasks.plan.knowledge import Finished, Knowledge
 from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
@@ -465,6 +465,18 @@ def test_no_fault_of_the_services_keeps_a_later_stop_from_being_noticed(
     with sweep.keeping_alive(context.measuring):
         assert context.measuring.stop.wait(10)
     assert len(told) == 1
+
+
+def test_of_what_ended_only_what_broke_is_kept(pool: ThreadPoolExecutor) -> None:
+    def started(state: State[str]) -> Started:
+        future: Any = Submitted(pool.submit(lambda: state))
+        future.wait()
+        return Started(run=Any, future=future, ended=threading.Event(), since_s=0.0)  # type: ignore[arg-type]
+
+    well, broken = started(Completed()), started(Crashed())
+    progress = sweep.Progress(Pending([]), Knowledge(), [], started=[well, broken])
+    progress.forget_ended()
+    assert progress.started == [broken]
 
 
 def begin(context: Context, run: PlannedRun, **facts: Any) -> None:
