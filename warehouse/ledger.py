@@ -110,7 +110,8 @@ def _open(bundles: Path) -> Iterator[tuple[TextIO, Ledger, list[str]]]:
     """Hold the ledger's file for one writer: the file, what it says, and the lines to add."""
     bundles.mkdir(parents=True, exist_ok=True)
     path = bundles / NAME
-    with path.open("a+", encoding="utf-8") as file:
+    # As in `read`: a damaged line is told, and keeps no other from being added.
+    with path.open("a+", encoding="utf-8", errors="replace") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         text = file.read()

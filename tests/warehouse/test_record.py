@@ -480,6 +480,9 @@ def test_ledger_chain_shows_every_tampering(tmp_path: Path) -> None:
     with pytest.raises(CheckFailed, match="changed after it was sealed"):
         ledger.append(tmp_path, {"a": "9" * 64})
     assert path.read_text() == whole
+    path.write_bytes(whole.encode() + b"\xff\n")
+    assert ledger.append(tmp_path, {"d": "5" * 64}).manifests.keys() == set("abcd")
+    assert ledger.read(tmp_path).problems == [f"{ledger.NAME} line 4: not an entry"]
 
 
 def test_stored_types(one_run: Stored) -> None:
