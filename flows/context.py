@@ -211,6 +211,17 @@ def _require_cluster(home: Home, sweep: Sweep, target_name: str) -> None:
     access.require(found, profile.name, say)
 
 
+def read_sweep(name: str) -> tuple[Sweep, str]:
+    """Return a shipped sweep, or a file's, and its text; refused where one of its files holds a
+    secret."""
+    where, text = find_sweep(name)
+    refuse_secrets(where, text)
+    sweep = parse_sweep(text, where=where, read=beside(name))
+    for file, prompts in sweep.prompt_files.items():
+        refuse_secrets(f"{where}: prompts {file}", prompts)
+    return sweep, text
+
+
 def refuse_secrets(where: str, text: str) -> None:
     """Refuse a sweep or profile that holds a secret: it would go into every bundle.
 
@@ -233,9 +244,7 @@ def _model_names(sweep: Sweep) -> list[str]:
 def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_id: str) -> Context:
     """Plan the sweep and open its round; services have to be up."""
     home = Home.find()
-    where, text = find_sweep(sweep_name)
-    refuse_secrets(where, text)
-    sweep = parse_sweep(text, where=where, read=beside(sweep_name))
+    sweep, text = read_sweep(sweep_name)
     profile = target.load(target_name)
     where_runs = surroundings(home, target_name, fetch=True)
     if unresolved := make_plan(sweep, where_runs).unresolved:
@@ -247,8 +256,9 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
     plan = make_plan(
         sweep, where_runs, keep_infeasible=wishes.keep_infeasible, night=round_.is_night
     )
+    # One that was killed since the services were started; the flow's own watch begins later.
+    services.keep_alive(home)
     port = port_of(home, target_name)
-    port.ensure_project()
 
     def operation(run: PlannedRun) -> dict[str, object]:
         return target.operation(home, profile, run.cell, round_id=round_.id)

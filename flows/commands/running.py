@@ -120,16 +120,14 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
     """
     from flows.commands.planning import show
-    from flows.context import need_disk, prepare, refuse_secrets, surroundings, use
+    from flows.context import need_disk, prepare, read_sweep, surroundings, use
     from tasks.launch.lint import before_submit
     from tasks.launch.target import load
     from tasks.plan.plan import make_plan
 
     home = Home.find()
-    where, text = find_sweep(sweep)
     # Bad input is found before anything is installed or started.
-    refuse_secrets(where, text)
-    parsed = parse_sweep(text, where=where, read=beside(sweep))
+    parsed, _ = read_sweep(sweep)
     need_disk(home, make_plan(parsed, surroundings(home, target)))
     endpoints = prepare(home, parsed, target)
     plan = make_plan(
@@ -171,6 +169,9 @@ def _quiet_prefect() -> None:
 
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(without_traceback)
+    # Pages of what a killed server means for Prefect's own queues; we start it again and say so.
+    for name in ("prefect.events.clients", "prefect._internal.concurrency"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _refuse_unresolved(plan: Plan) -> None:
@@ -217,7 +218,7 @@ def stop(
     names = {round_.sweep_name for round_ in rounds} | {round_.id for round_ in rounds}
     if what is not None and what not in names and (what in shipped() or Path(what).is_file()):
         where, text = find_sweep(what)
-        what = parse_sweep(text, where=where).name
+        what = parse_sweep(text, where=where, read=beside(what)).name
     if what is None or what in names:
         chosen = [r for r in rounds if what in (None, r.sweep_name, r.id)]
         if not _stop_rounds(home, chosen, after_current=after_current):

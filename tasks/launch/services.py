@@ -135,7 +135,15 @@ def up(
             _set_slots(home, slots, progress)
         started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
         for name in own:
-            _wait_ready(home, name)
+            try:
+                _wait_ready(home, name)
+            except ServiceDown:
+                entry = _entry(home, name)
+                if entry is not None and entry.is_alive():
+                    raise
+                # It was killed while it started; what is wrong with itself comes again.
+                _start_if_down(home, name, chosen, host, progress)
+                _wait_ready(home, name)
             if name in started:
                 progress(f"{name}: up{_where(home, name)}")
         ends = _endpoints(chosen)

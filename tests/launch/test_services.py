@@ -184,6 +184,20 @@ def test_a_service_that_ends_while_starting_is_told_with_its_last_words(
     services.down(home)
 
 
+def test_a_service_that_is_killed_while_starting_is_started_once_more(
+    home: Home, programs: dict[str, str], tmp_path: Path
+) -> None:
+    mark = tmp_path / "killed"
+    programs["prefect"] = (
+        f"import os, pathlib; mark = pathlib.Path({str(mark)!r})\n"
+        "if not mark.exists(): mark.touch(); os.kill(os.getpid(), 9)\n" + SERVER
+    )
+    services.up(home, progress=quiet)
+    assert mark.exists()
+    assert pids(home)["prefect"] is not None
+    services.down(home)
+
+
 def test_without_its_environment_the_polyaxon_server_is_bad_input(home: Home) -> None:
     with pytest.raises(BadInput, match="memsweep setup"):
         services._command(home, "polyaxon", 1)
