@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 Spec = dict[str, Any]
@@ -90,14 +91,40 @@ _CONFIG: Spec = {
 
 
 def draw(spec: Spec, *, prefix: str = "") -> str:
-    """Return a specification as SVG text; ``prefix`` keeps its ids apart from other drawings'."""
+    """Return a specification as SVG text; ``prefix`` keeps its ids apart from other drawings'.
+
+    Charts of a page are alike but for their data: what Vega-Lite makes of them is kept.
+    """
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(
-        json.dumps(whole(spec)), vl_version=VEGA_LITE, allowed_base_urls=[], show_warnings=False
-    )
+    rows: dict[str, Any] = {}
+    vega = json.loads(_compiled(json.dumps(whole(_named(spec, rows)))))
+    for data in vega["data"]:
+        if data["name"] in rows:
+            data["values"] = rows[data["name"]]
+    svg: str = vl_convert.vega_to_svg(json.dumps(vega), allowed_base_urls=[])
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
     return re.sub(r"url\(#", f"url(#{prefix}", svg)
+
+
+def _named(spec: Spec, rows: dict[str, Any]) -> Spec:
+    """Return a specification with names in place of its data, which goes into ``rows``."""
+    named = dict(spec)
+    if "data" in spec:
+        name = f"rows_{len(rows)}"
+        rows[name] = spec["data"]["values"]
+        named["data"] = {"name": name}
+    if "layer" in spec:
+        named["layer"] = [_named(layer, rows) for layer in spec["layer"]]
+    return named
+
+
+@lru_cache(maxsize=64)
+def _compiled(spec: str) -> str:
+    import vl_convert
+
+    vega = vl_convert.vegalite_to_vega(spec, vl_version=VEGA_LITE, show_warnings=False)
+    return json.dumps(vega)
 
 
 def png(spec: Spec) -> bytes:
