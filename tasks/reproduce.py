@@ -77,15 +77,25 @@ def original(home: Home, run_uuid: str) -> Original:
         what = " ".join(str(error).split())
         raise BadInput(f"run {run_uuid}: cell.json is not read by this version: {what}") from error
     origin = sealed.json("orchestration.json") or {}
+    sweep = str(sealed.manifest["sweep"])
     return Original(
         run_uuid=sealed.run_uuid,
         outcome=outcome,
-        sweep=str(sealed.manifest["sweep"]),
+        sweep=sweep,
         round=str(sealed.manifest["round"]),
-        target=str(origin.get("target") or DEFAULT_TARGET),
+        target=_given_target(home, sweep, sealed.run_uuid)
+        or str(origin.get("target") or DEFAULT_TARGET),
         cell=cell,
         environment=sealed.json("environment.json") or {},
     )
+
+
+def _given_target(home: Home, sweep: str, run_uuid: str) -> str | None:
+    """Return the target as it was given, which may be a file: a bundle holds its name only."""
+    for round_ in rounds_of(home, sweep):
+        if any(state.run_uuid == run_uuid for state in round_.states()):
+            return round_.target
+    return None
 
 
 def write_sweep(home: Home, first: Original, *, repeats: int) -> Path:

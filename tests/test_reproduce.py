@@ -329,6 +329,16 @@ def test_runs_without_a_result_or_a_whole_bundle_are_refused(lab: Lab) -> None:
         reproduce.original(lab.home, UUID)
 
 
+def test_the_target_is_the_one_that_was_given(lab: Lab) -> None:
+    """A bundle holds a profile's name, which finds no profile that came from a file."""
+    where, text = find_sweep("demo")
+    sweep = parse_sweep(text, where=where)
+    round_, _ = open_round(lab.home, sweep, text, target="/mine/a10.yaml", fresh=True)
+    assert reproduce.original(lab.home, UUID).target == "local"
+    round_.save(RepeatState("key", 1, 1, UUID, None))
+    assert reproduce.original(lab.home, UUID).target == "/mine/a10.yaml"
+
+
 def test_an_interrupted_reproduction_goes_on(lab: Lab) -> None:
     first = reproduce.original(lab.home, UUID)
     assert not reproduce.is_unfinished(lab.home, first, "local", repeats=1)
