@@ -20,7 +20,7 @@ import pytest
 from testkit import doubles, endstate
 from testkit.faulty_flow import BALLAST, SMALL, Fault, Faults
 from testkit.real import ROOT, wait_for
-from testkit.shifted_clock import COMPILER, ShiftedClock
+from testkit.shifted_clock import ShiftedClock
 
 from tasks import files, processes
 from tasks.home import Home
@@ -264,8 +264,6 @@ def _wait_for_run(home: Home, log: Path, begun: int) -> None:
 
 def test_a_clock_that_jumps(home: Home, reference: Reference, start: Start, tmp_path: Path) -> None:
     """Five hours on, then ten back, in every process at once, while runs go on."""
-    if COMPILER is None:
-        pytest.skip("no C compiler for the library that shifts the clock")
     clock = ShiftedClock.make(tmp_path)
     assert doubles.end_services(home) == []
     python = home.envs / "bench" / "bin" / "python"

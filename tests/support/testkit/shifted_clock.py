@@ -89,7 +89,7 @@ class ShiftedClock:
     @classmethod
     def make(cls, folder: Path) -> ShiftedClock:
         """Compile the library; the offset is 0."""
-        assert COMPILER is not None, "no C compiler"
+        assert COMPILER is not None, "no C compiler: apt-get install gcc libc6-dev"
         source, library = folder / "clock.c", folder / "clock.so"
         source.write_text(SOURCE)
         subprocess.run(
