@@ -20,7 +20,7 @@ REPLACED = b"[redacted]"
 TEXT = frozenset(
     {".log", ".json", ".jsonl", ".txt", ".html", ".yaml", ".yml", ".md", ".csv", ".prom"}
 )
-#: Hashed before the run, and searched then (see :func:`first`): never changed here.
+#: Hashed before the run, and searched then (:meth:`Secrets.first`): never changed here.
 HASHED = frozenset({"sweep.yaml", "cell.json", "prediction.json"})
 _BLOCK = 1 << 20
 _SECRET_NAME = re.compile(

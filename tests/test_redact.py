@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.context import read_sweep
 from tasks.redact import REPLACED, Secrets, clean_folder
+from warehouse.errors import BadInput
 
 #: Made up, of the right form.
 HUB = "hf_" + "Ab1" * 11
@@ -117,3 +119,23 @@ def test_nothing_that_is_said_holds_one(
 def test_the_line_of_a_secret_is_told() -> None:
     assert NONE.first(f"name: x\nhub: {HUB}\n") == 2
     assert NONE.first("name: x\n") is None
+
+
+def test_a_sweep_is_refused_for_a_secret_in_its_file_or_its_prompts(tmp_path: Path) -> None:
+    secret = HUB
+    text = (
+        "name: mine\nmodel: tiny-qwen3\n"
+        "server: {max_model_len: 2048, kv_cache_memory_bytes: 16777216}\n"
+        "experiments: [{name: one, points: [{parallel: 1, number: 1, prompts: p.txt}]}]\n"
+    )
+    sweep, prompts = tmp_path / "mine.yaml", tmp_path / "p.txt"
+    sweep.write_text(text)
+    prompts.write_text("5\tone\n")
+    assert read_sweep(str(sweep))[0].name == "mine"
+    prompts.write_text(f"5\tone\n5\tmy {secret}\n")
+    with pytest.raises(BadInput, match=r"prompts p\.txt: line 2 holds") as caught:
+        read_sweep(str(sweep))
+    assert secret not in str(caught.value)
+    sweep.write_text(f"# {secret}\n{text}")
+    with pytest.raises(BadInput, match="line 1 holds"):
+        read_sweep(str(sweep))

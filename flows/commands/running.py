@@ -14,7 +14,7 @@ import typer
 
 from flows.commands.planning import SweepArgument, TargetOption
 from flows.output import emit_text, say
-from flows.shipped import beside, find_sweep, shipped
+from flows.shipped import find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
 from tasks.plan.sweep import parse_sweep
@@ -218,7 +218,7 @@ def stop(
     names = {round_.sweep_name for round_ in rounds} | {round_.id for round_ in rounds}
     if what is not None and what not in names and (what in shipped() or Path(what).is_file()):
         where, text = find_sweep(what)
-        what = parse_sweep(text, where=where, read=beside(what)).name
+        what = parse_sweep(text, where=where).name
     if what is None or what in names:
         chosen = [r for r in rounds if what in (None, r.sweep_name, r.id)]
         if not _stop_rounds(home, chosen, after_current=after_current):
