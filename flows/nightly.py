@@ -24,20 +24,26 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_table_artifact,
+)
 from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
-from flows.context import Wishes, need_disk, prepare, surroundings, use
+from flows.context import Wishes, need_disk, port_of, prepare, surroundings, use
 from flows.output import say
 from flows.overview import progress
+from flows.report.nights import night_page
 from flows.shipped import beside, find_sweep
 from flows.sweep import RUNNER, measure_in_flow
 from tasks import notify, schedules
 from tasks.home import Home
 from tasks.launch import services
 from tasks.launch import target as targets
+from tasks.launch.lint import before_submit
 from tasks.plan.plan import make_plan
 from tasks.plan.sweep import Sweep, parse_sweep
 from tasks.reconcile import crash_dead_flows, crash_dead_nights
@@ -46,6 +52,7 @@ from tasks.schedules import Night
 from warehouse import compare, regression
 from warehouse.connection import open_snapshot
 from warehouse.errors import MemsweepError
+from warehouse.registry import Outcome
 
 MISSED, SKIPPED, REGRESSION = "Missed", "Skipped", "Regression"
 Verdict = Literal["ok", "failed", "regression", "missed", "skipped", "stopped", "died"]
@@ -190,6 +197,9 @@ def _measure(
     _refuse_while_measured(home, parsed.name)
     need_disk(home, make_plan(parsed, surroundings(home, target)))
     ends = prepare(home, parsed, target)
+    # A cluster's operations are looked at by prepare.
+    if (profile := targets.load(target)).is_embedded:
+        before_submit(home, profile, make_plan(parsed, surroundings(home, target)))
     use(home, ends)
     crash_dead_flows(home, ends.prefect_api_url, say)
     _tell_of_the_dead(home, ends.prefect_api_url)
@@ -291,16 +301,38 @@ def _end(home: Home, this: Night, found: Found, hook: Webhook) -> None:
     )
     try:
         schedules.save_night(home, ended)
+        report = _report(home, ended, found)
         if hook.wants(found.verdict):
-            told = hook.post(_document(home, ended, found))
+            told = hook.post(_document(home, ended, found, report))
             say(f"webhook: {told}")
             schedules.save_night(home, replace(ended, webhook=told))
-        _show_in_prefect(home, ended, found)
+        _show_in_prefect(home, ended, found, report)
     except Exception as error:  # noqa: BLE001 - what was measured stands; a summary is only that
         say(f"the night's summary: {type(error).__name__}: {error}")
 
 
-def _document(home: Home, this: Night, found: Found) -> dict[str, object]:
+def _report(home: Home, this: Night, found: Found) -> Path | None:
+    """Make the night's page, name it as an output of the night's last run, and return its file.
+
+    ``None`` where there is nothing to show, or where it could not be made, which is said.
+    """
+    if found.round is None or not found.cells:
+        return None
+    try:
+        path = night_page(home, found.round.id)
+        runs = [cell for cell in found.cells if cell["outcome"] != Outcome.INFEASIBLE]
+        if runs:
+            port = port_of(home, str(this.target))
+            port.log_outputs(str(runs[-1]["run_uuid"]), {"night_page": path.as_uri()})
+    except Exception as error:  # noqa: BLE001 - neither webhook nor night may fail for a page
+        say(f"the night's page: {type(error).__name__}: {error}")
+        return None
+    return path
+
+
+def _document(
+    home: Home, this: Night, found: Found, report: Path | None = None
+) -> dict[str, object]:
     """Return what the webhook is told; keys are only ever added."""
     unexpected = [cell for cell in found.cells if not cell["as_expected"]]
     return {
@@ -322,6 +354,7 @@ def _document(home: Home, this: Night, found: Found) -> dict[str, object]:
         ],
         "regressions": list(found.regressions)[:NAMED],
         "state_folder": str(home.root),
+        "report": str(report) if report else None,
         "commands": commands(home, this, found),
     }
 
@@ -342,8 +375,8 @@ def commands(home: Home, this: Night, found: Found) -> list[str]:
     return wanted
 
 
-def _show_in_prefect(home: Home, this: Night, found: Found) -> None:
-    """Leave a table and a page with links as artifacts of the flow run; no measured data."""
+def _show_in_prefect(home: Home, this: Night, found: Found, report: Path | None) -> None:
+    """Leave a table, a page with links and the report's address as artifacts of the flow run."""
     runs = _runs_page(home, str(this.target))
     key = f"night-{this.sweep}"
     title = f"Night {this.night} of {this.sweep}: {found.verdict}"
@@ -356,6 +389,10 @@ def _show_in_prefect(home: Home, this: Night, found: Found) -> None:
     create_markdown_artifact(
         key=f"{key}-links", markdown=page(home, this, found), description=title
     )
+    if report is not None:
+        create_link_artifact(
+            key=f"{key}-report", link=report.as_uri(), link_text=title, description=title
+        )
 
 
 def _runs_page(home: Home, target: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from flows import nightly
 from flows.nightly import Found, Webhook
 from tasks import notify, schedules
 from tasks.home import Home
+from tasks.launch import lint
+from tasks.launch.lint import Finding
+from tasks.launch.services import Endpoints
 from tasks.plan.sweep import Sweep, parse_sweep
 from tasks.rounds import Round, open_round
 from tasks.schedules import Night, Schedule
@@ -147,6 +151,25 @@ def test_what_no_night_can_measure_is_a_failed_night_in_one_line(
     assert (state.name, state.is_failed()) == ("BadInput", True)
 
 
+def test_a_night_here_refuses_wrong_operations_as_a_run_does(
+    home: Home, this: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Endpoints("http://prefect/api", "http://polyaxon")
+    monkeypatch.setattr(nightly, "need_disk", lambda *_: None)
+    monkeypatch.setattr(nightly, "prepare", lambda *_: ends)
+    wrong = Finding("cell e", "cache", "not stated", wanted="disable: true")
+    looked_at: list[str] = []
+
+    def find_wrong(_built: object, *, name: str, **_: object) -> list[Finding]:
+        looked_at.append(name)
+        return [wrong]
+
+    monkeypatch.setattr(lint, "operation", find_wrong)
+    found, state = nightly._night(home, this, "demo", "local", 6.0, None)
+    assert (found.verdict, state.name) == ("failed", "BadInput")
+    assert found.message.startswith(f"{wrong.line}; {len(looked_at)} findings in all")
+
+
 def rounds(home: Home, *labels: str | None) -> list[Round]:
     return [
         open_round(home, sweep(), SWEEP, target="local", fresh=True, label=label)[0]
@@ -272,3 +295,28 @@ def test_neither_summary_nor_webhook_fails_a_night(
     (kept,) = schedules.nights(home)
     assert (kept.verdict, kept.webhook) == ("failed", "webhook http://h/…: it answered 500")
     assert kept.ended_at is not None
+
+
+def test_the_page_of_a_night_is_named_in_polyaxon_and_its_want_fails_nothing(
+    home: Home, this: Night, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    round_, _ = open_round(home, sweep(), SWEEP, target="local", fresh=False, label=LABEL)
+    found = Found("failed", "m", round_, [CELL, CELL | {"outcome": "infeasible", "run_uuid": "x"}])
+    named: list[tuple[str, dict[str, object]]] = []
+
+    class Port:
+        def log_outputs(self, run_uuid: str, outputs: dict[str, object]) -> None:
+            named.append((run_uuid, outputs))
+
+    made = tmp_path / "night.html"
+    monkeypatch.setattr(nightly, "night_page", lambda home, round_id: made)
+    monkeypatch.setattr(nightly, "port_of", lambda home, target: Port())
+    assert nightly._report(home, this, found) == made
+    assert named == [(CELL["run_uuid"], {"night_page": made.as_uri()})]
+    assert nightly._document(home, this, found, made)["report"] == str(made)
+
+    def broken(home: Home, round_id: str) -> Path:
+        raise ValueError("no such font")
+
+    monkeypatch.setattr(nightly, "night_page", broken)
+    assert nightly._report(home, this, found) is None

@@ -151,8 +151,12 @@ def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     assert again["runs"] == again["finished"] >= 2
     assert again["unexpected"] == 0
 
-    kinds = {one["type"] for one in prefect(here, "/artifacts/filter", {}) if one["key"]}
-    assert kinds == {"table", "markdown"}
+    artifacts = [one for one in prefect(here, "/artifacts/filter", {}) if one["key"]]
+    assert {one["type"] for one in artifacts} == {"table", "markdown"}
+    (link, *_) = [one["data"] for one in artifacts if one["key"].endswith("-report")]
+    page = Path(link.partition("(file://")[2].partition(")")[0])
+    assert "<html" in page.read_text()[:200]
+    assert (page.parent / "index.html").is_file()
     assert "ok" not in [post["verdict"] for post in morning.posts]
 
     removed = here.call("schedule", "--remove", "nightly", timeout=120)
