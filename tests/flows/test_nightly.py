@@ -257,7 +257,8 @@ def test_what_the_webhook_gets(home: Home, this: Night) -> None:
     told = nightly._document(home, this, found)
     assert list(told) == [
         "format", "night", "sweep", "target", "verdict", "message", "began_at", "ended_at", "round",
-        "flow_run_id", "counts", "unexpected", "regressions", "state_folder", "commands",
+        "flow_run_id", "counts", "unexpected", "regressions", "state_folder", "report",
+        "commands",
     ]  # fmt: skip
     assert told["unexpected"] == [
         {
