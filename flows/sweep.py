@@ -310,27 +310,26 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                     f"the first cells all ended alike - {alike}; to go on: --keep-going"
                 )
                 return None
-            if (full := _disk_is_full(context, progress.pending.runs())) is not None:
-                progress.faults.append(full)
-                return None
             if (run := progress.pending.take()) is not None:
                 if context.round.is_open(run.cell.cell_key, run.repeat):
                     return run
                 known = progress.knowledge.known(run)
-                if known is None:
-                    return run
-                progress.results.append(record_known(context, run, known))
-                continue
+                if known is not None:
+                    progress.results.append(record_known(context, run, known))
+                    continue
+                if (full := _disk_is_full(context, run)) is not None:
+                    progress.faults.append(full)
+                    return None
+                return run
         time.sleep(SLOT_POLL_S)
     return None
 
 
-def _disk_is_full(context: Context, pending: list[PlannedRun]) -> CannotFindOut | None:
-    """Return the fault where the largest run to come would not find the disk it needs."""
+def _disk_is_full(context: Context, run: PlannedRun) -> CannotFindOut | None:
+    """Return the fault where a run would not find the disk it needs."""
     root = context.measuring.home.root
-    largest = max((context.history.bundle_bytes(run) for run in pending), default=0)
     # A run's outputs and its bundle lie beside each other for a while.
-    need = 2 * largest + SPARE_BYTES
+    need = 2 * context.history.bundle_bytes(run) + SPARE_BYTES
     free = shutil.disk_usage(root).free
     if free >= need:
         return None
