@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,15 +57,24 @@ def lint(
     Looks for what Polyaxon's own check lets pass: undefined names in templates (they render
     empty), quantities, images by tag, secrets written out, a cache that is on. Needs no server.
 
+    A service is served where a profile says: with --target and its inputs as --param it is checked
+    as the operation it becomes there, and --render writes that operation too, to be submitted with
+    `polyaxon run -f`.
+
     Example: `memsweep lint demo`
     """
-    from tasks.launch import lint as checks
-
     params = _params(param or [])
     named = [_place(one) for one in files] if files else _all_shipped()
     findings: list[Finding] = []
+    services: dict[Path, dict[str, object]] = {}
     for name, path in named:
-        findings += checks.file(path, name=name, params=params or None)
+        is_placed = bool(files and (params or render is not None))
+        component = _service(path) if is_placed else None
+        if component is None:
+            findings += _of_file(name, path, params)
+        else:
+            services[path], wrong = _of_service(name, path, component, params, target)
+            findings += wrong
     sweeps = [name for name, path in named if files and _is_sweep(name, path)]
     listings: dict[str, Listing] = {}
     if not findings:
@@ -73,10 +82,49 @@ def lint(
             listings[name], wrong = _listing(name, target)
             findings += wrong
         if render is not None:
-            _write(render, listings, [p for n, p in named if n not in sweeps], params, target)
+            others = [p for n, p in named if n not in sweeps and p not in services]
+            _write(render, listings, others, params, services, target)
     _show(findings, listings, [name for name, _ in named], objects=objects, json=json)
     if findings:
         raise CheckFailed(f"{len(findings)} findings in {len({f.file for f in findings})} files")
+
+
+def _of_file(name: str, path: Path, params: dict[str, str]) -> list[Finding]:
+    from tasks.launch import lint as checks
+
+    return checks.file(path, name=name, params=params or None)
+
+
+def _service(path: Path) -> dict[str, Any] | None:
+    """Return a component that serves a model as a profile places it; ``None`` where it is none."""
+    from tasks.plan.sweep import parse_yaml
+
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), where=str(path))
+    except (BadInput, OSError, UnicodeDecodeError):
+        return None  # which is told as a finding
+    component: dict[str, Any] = document if isinstance(document, dict) else {}
+    run, inputs = component.get("run"), component.get("inputs") or []
+    serves = isinstance(run, dict) and run.get("kind") == "service"
+    return component if serves and _takes_a_folder(inputs) else None
+
+
+def _takes_a_folder(inputs: object) -> bool:
+    listed = inputs if isinstance(inputs, list) else []
+    return any(isinstance(one, dict) and one.get("name") == "model_path" for one in listed)
+
+
+def _of_service(
+    name: str, path: Path, component: dict[str, Any], params: dict[str, str], target: str
+) -> tuple[dict[str, object], list[Finding]]:
+    """Return the operation a service becomes on a target, and what is wrong with either."""
+    from tasks.launch import lint as checks
+    from tasks.launch import target as targets
+
+    if found := _of_file(name, path, {}):
+        return {}, found
+    built = targets.service(Home.find(), targets.load(target), component, params, is_dry=True)
+    return built, checks.operation(built, name=name, is_cluster=True)
 
 
 def _params(given: list[str]) -> dict[str, str]:
@@ -212,9 +260,13 @@ def _write(
     listings: dict[str, Listing],
     others: list[Path],
     params: dict[str, str],
+    services: dict[Path, dict[str, object]],
     target: str,
 ) -> None:
-    """Write the rendered resources: of a sweep's cells, and of components with their params."""
+    """Write the rendered resources: of a sweep's cells, and of components with their params.
+
+    Of a service also its operation, which a user submits.
+    """
     import yaml
 
     from tasks.launch import objects as dry
@@ -227,20 +279,28 @@ def _write(
         for name, found in listings.items()
         for number, one in enumerate(found.created, start=1)
     }
-    for path in others:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if isinstance(document, dict) and document.get("kind") == "component":
-            made[path.stem] = render.resource(
-                document,
-                namespace=profile.namespace or dry.AGENTS_NAMESPACE,
-                owner=profile.owner,
-                project=profile.project,
-                name=path.stem,
-                params=params,
-                host=profile.host,
-            )
+    read = {path: yaml.safe_load(path.read_text(encoding="utf-8")) for path in others}
+    components = {
+        path: document
+        for path, document in read.items()
+        if isinstance(document, dict) and document.get("kind") == "component"
+    }
+    for path, document in {**components, **services}.items():
+        made[path.stem] = render.resource(
+            document,
+            namespace=profile.namespace or dry.AGENTS_NAMESPACE,
+            owner=profile.owner,
+            project=profile.project,
+            name=path.stem,
+            params=params if path in components else None,
+            host=profile.host,
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    for stem, resource in made.items():
+    operations = {f"{path.stem}.operation": built for path, built in services.items()}
+    for stem, document in {**made, **operations}.items():
         path = folder / f"{stem}.yaml"
-        path.write_text(yaml.safe_dump(resource, sort_keys=False, width=100), encoding="utf-8")
+        path.write_text(yaml.safe_dump(document, sort_keys=False, width=100), encoding="utf-8")
     say(f"{len(made)} Kubernetes resources in {folder}")
+    for stem in operations:
+        where = f"{profile.owner}/{profile.project}"
+        say(f"submit it with: polyaxon run -p {where} -f {folder / stem}.yaml")

@@ -21,10 +21,14 @@ _PREFIX = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0
 _HASH_DIGITS = 32
 
 
+def of_target(target: str) -> dict[str, str]:
+    """Return the labels of everything that a target's profile places."""
+    return CREATED_BY | {"memsweep/target": value(target)}
+
+
 def of_run(*, target: str, cell_key: str, setting_key: str, round_id: str | None) -> dict[str, str]:
     """Return the labels of a run; ``round_id`` is ``None`` where none is open yet."""
-    found = CREATED_BY | {
-        "memsweep/target": value(target),
+    found = of_target(target) | {
         "memsweep/cell": key(cell_key),
         "memsweep/setting": key(setting_key),
     }

@@ -102,6 +102,26 @@ def build(
     return operation
 
 
+def build_service(
+    component: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    *,
+    run_limit_s: float,
+    placement: Placement,
+) -> dict[str, object]:
+    """Return the operation of a model server, its component inline, as a profile places it."""
+    operation: dict[str, Any] = {
+        "version": 1.1,
+        "kind": "operation",
+        "name": component["name"],
+        "params": {name: {"value": value} for name, value in inputs.items()},
+        "termination": {"maxRetries": MAX_RETRIES, "timeout": int(run_limit_s)},
+    }
+    _place(operation, placement)
+    operation["component"] = dict(component)
+    return operation
+
+
 def _place(operation: dict[str, Any], placement: Placement) -> None:
     """Put what a profile adds into an operation."""
     patch = operation.setdefault("runPatch", {})

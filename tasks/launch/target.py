@@ -306,11 +306,7 @@ def build(
     Raises:
         BadInput: the image is unresolved: no pin is ever made up.
     """
-    if profile.image_digest == UNRESOLVED and not is_dry:
-        raise BadInput(
-            f"target {profile.name}: image_digest is unresolved; run 'memsweep pin' where the "
-            "registry can be reached"
-        )
+    _need_digest(profile, is_dry=is_dry)
     places = parameters(home, profile, model, revision)
     return operations.build(
         document,
@@ -369,6 +365,58 @@ def operation(
     )
 
 
+def service(
+    home: Home,
+    profile: Profile,
+    component: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    *,
+    is_dry: bool = False,
+) -> dict[str, object]:
+    """Return the operation of a model server (service.yaml) on this target.
+
+    ``inputs`` are the component's; the model's folder and the count of GPUs are the profile's.
+    ``is_dry`` is for looking at it only: an image without a digest is then called unresolved.
+
+    Raises:
+        BadInput: the target is this machine, the component has no deadline, no model is given, an
+            input is the profile's to say, or the image is unresolved.
+    """
+    name, lasts_s = component.get("name"), (component.get("termination") or {}).get("timeout")
+    if not name or not isinstance(lasts_s, int):
+        raise BadInput(f"service {name}: wanted a name, and termination.timeout in seconds")
+    if profile.is_embedded:
+        raise BadInput(
+            f"{name}: target {profile.name} is this machine, a service is served on a cluster; "
+            "give --target PROFILE with a host"
+        )
+    if missing := [one for one in ("model", "model_revision") if one not in inputs]:
+        raise BadInput(f"{name}: {missing[0]} is missing, give it with -P {missing[0]}=…")
+    _need_digest(profile, is_dry=is_dry)
+    model = inputs["model"]
+    placed = {
+        "model_path": model_path(home, profile, model, inputs["model_revision"]),
+        "tensor_parallel_size": str(profile.gpus),
+        **{k: v for k, v in (profile.places or {}).items() if k == "engine_bin"},
+    }
+    if stated := sorted(placed.keys() & inputs.keys()):
+        raise BadInput(f"{name}: {stated[0]} is what target {profile.name} says, leave it out")
+    return operations.build_service(
+        component,
+        {**inputs, **placed},
+        run_limit_s=lasts_s + _before_run_s(profile),
+        placement=_placement(profile, model, placed["model_path"], labels.of_target(profile.name)),
+    )
+
+
+def _need_digest(profile: Profile, *, is_dry: bool) -> None:
+    if profile.image_digest == UNRESOLVED and not is_dry:
+        raise BadInput(
+            f"target {profile.name}: image_digest is unresolved; run 'memsweep pin' where the "
+            "registry can be reached"
+        )
+
+
 def limit_s(profile: Profile, cell: Cell) -> float:
     """Return the deadline given to Polyaxon, seconds.
 
@@ -376,7 +424,12 @@ def limit_s(profile: Profile, cell: Cell) -> float:
     the model count too.
     """
     run = cell.limits.run_s + _TIMEOUT_MARGIN_S
-    return run if profile.is_embedded else run + profile.queue_s + (profile.fetch_s or 0)
+    return run if profile.is_embedded else run + _before_run_s(profile)
+
+
+def _before_run_s(profile: Profile) -> float:
+    """Return how long a cluster's pod may be there before what it is for begins, seconds."""
+    return profile.queue_s + (profile.fetch_s or 0)
 
 
 def _placement(

@@ -74,6 +74,26 @@ def test_the_cells_pod_is_the_profiles() -> None:
     assert resource["metadata"]["labels"]["memsweep/round"] == "demo-1a2b3c4d-1"
 
 
+def test_the_service_stands_where_the_profile_puts_a_cell() -> None:
+    cell, service = (objects.pod_spec(golden(name)) for name in ("cell", "service"))
+    for of_profile in (
+        "nodeSelector", "tolerations", "serviceAccountName", "priorityClassName", "volumes",
+    ):  # fmt: skip
+        assert service[of_profile] == cell[of_profile]
+    of_cell, of_service = cell["containers"][0], service["containers"][0]
+    for of_profile in ("image", "resources", "volumeMounts"):
+        assert of_service[of_profile] == of_cell[of_profile]
+    assert of_service["args"][0] == f"/models/Qwen/Qwen3-4B/{COMMIT}"
+    assert "--tensor-parallel-size=1" in of_service["args"]
+    downloads = [
+        next(one for one in pod["initContainers"] if one["name"] == "memsweep-model")
+        for pod in (cell, service)
+    ]
+    tokens = [[v for v in one["env"] if v["name"] == "HF_TOKEN"] for one in downloads]
+    assert tokens[0] == tokens[1] != []
+    assert golden("service")["metadata"]["labels"]["memsweep/target"] == "cluster-a10"
+
+
 def test_a_secret_is_a_reference_and_only_for_the_download() -> None:
     pod = objects.pod_spec(golden("cell"))
     holders = [

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.home import Home
-from tasks.launch import labels, quantity, target
+from tasks.launch import labels, operation, quantity, target
 from tasks.launch.target import Profile
 from tasks.plan import gpus
 from tests.double import cells
@@ -207,6 +207,29 @@ def test_a_cell_that_needs_more_gpus_than_a_run_gets_is_refused(home: Home) -> N
         target.operation(home, local_gpu(**CLUSTER), wide)
     two = local_gpu(**CLUSTER, resources={"limits": {"nvidia.com/gpu": 2}})
     target.operation(home, two, wide)
+
+
+def test_a_service_gets_what_the_profile_gives_a_run(home: Home) -> None:
+    component = operation.read("service.yaml")
+    inputs = {"model": "owner/name", "model_revision": "a" * 40, "max_model_len": "1024"}
+    profile = local_gpu(
+        **CLUSTER,
+        queue="agent/q",
+        namespace="n",
+        queue_s=100,
+        resources={"limits": {"nvidia.com/gpu": 2}},
+        places={"engine_bin": "/e"},
+    )
+    built: Any = target.service(home, profile, component, inputs)
+    assert (built["queue"], built["namespace"]) == ("agent/q", "n")
+    assert built["termination"]["timeout"] == component["termination"]["timeout"] + 100
+    assert built["runPatch"]["container"]["image"] == f"registry.invalid/engine@{DIGEST}"
+    assert {name: one["value"] for name, one in built["params"].items()} == {
+        **inputs, "model_path": "/m/owner/name", "tensor_parallel_size": "2", "engine_bin": "/e",
+    }  # fmt: skip
+    unresolved = profile.model_copy(update={"image_digest": target.UNRESOLVED})
+    with pytest.raises(BadInput, match="image_digest is unresolved"):
+        target.service(home, unresolved, component, inputs)
 
 
 def test_a_download_needs_a_commit(home: Home) -> None:

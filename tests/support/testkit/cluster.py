@@ -16,13 +16,12 @@ NAMES = ("cell", "service", "image")
 #: A commit of digits only would be taken for a number.
 DIGEST, COMMIT = "sha256:" + "0" * 64, "a" * 40
 _CELL = {"format": 1, "label": "x/y={{ globals.uuid }}", "expect": None}
-_PARAMS = {
+_PARAMS: dict[str, dict[str, Any]] = {
     "service": {
-        "image": f"registry.example.com/memsweep/engine@{DIGEST}",
         "model": "Qwen/Qwen3-4B",
         "model_revision": COMMIT,
-        "max_model_len": 4096,
-        "max_num_seqs": 8,
+        "max_model_len": "4096",
+        "max_num_seqs": "8",
     },
     "image": {
         "builder": f"moby/buildkit@{DIGEST}",
@@ -48,7 +47,10 @@ def profile(**changes: object) -> Profile:
 
 def submitted(name: str, home: Home, **changes: object) -> dict[str, Any]:
     """Return one of :data:`NAMES` as an operation; ``changes`` are the profile's."""
-    if name != "cell":
+    if name == "service":
+        component = operation.read("service.yaml")
+        return dict(target.service(home, profile(**changes), component, _PARAMS[name]))
+    if name == "image":
         params = {key: {"value": value} for key, value in _PARAMS[name].items()}
         component = operation.read(f"{name}.yaml")
         return {"version": 1.1, "kind": "operation", "params": params, "component": component}
