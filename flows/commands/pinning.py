@@ -54,7 +54,8 @@ def pin(
     """Resolve a sweep's open pins where the registries answer, and write them beside it.
 
     Image tags become digests, model branches commits; each with its source and time. What a sweep
-    states already is kept. What cannot be resolved stays open and is named, with exit 3. The
+    states already is kept, and so is an image found earlier that this call does not ask for (with
+    another target or --build). What cannot be resolved stays open and is named, with exit 3. The
     file SWEEP.pins.yaml is read with the sweep from then on (a shipped sweep's: in this folder).
 
     Example: `memsweep pin demo`
@@ -69,7 +70,8 @@ def pin(
     steps = list(_steps(parsed, wanted, branch, registry, hub, build=build))
     found, missing = pins.resolve(iter(steps))
     path = output or place
-    kept = pins.kept(path, sweep=parsed.name, missing=missing) if found else []
+    not_asked = _not_asked(parsed, wanted, build=build)
+    kept = pins.kept(path, sweep=parsed.name, missing=missing, not_asked=not_asked) if found else []
     for one in kept:
         say(f"{one.what}: not resolved anew, {path} keeps {one.value} of {one.at}")
     sources = [*kept, *found]
@@ -100,6 +102,16 @@ def _image(sweep: Sweep, profile: targets.Profile, image: str | None) -> str | N
     if profile.image is None or sweep.pins.image_digest not in (None, UNRESOLVED):
         return None
     return f"{profile.image}:{recipe.TAG.format(version=_version(sweep))}"
+
+
+def _not_asked(sweep: Sweep, image: str | None, *, build: bool) -> set[str]:
+    """Return the pins that are open and that this call does not look for: images only.
+
+    Which image there is depends on the target and the options; the model is the sweep's.
+    """
+    is_open = sweep.pins.image_digest in (None, UNRESOLVED)
+    pins_left = {"image_digest": image is None and is_open, "base": not build}
+    return {pin for pin, is_left in pins_left.items() if is_left}
 
 
 def _steps(
@@ -138,7 +150,8 @@ def _steps(
 
 def _arguments(sweep: Sweep, found: list[pins.Found]) -> dict[str, str]:
     for one in found:
-        if one.pin == "base":
+        # One that was kept may be of the version before.
+        if one.pin == "base" and one.of == recipe.official(_version(sweep)):
             return recipe.arguments(
                 base_image=pins.image(one.of).without_tag,
                 base_digest=one.value,

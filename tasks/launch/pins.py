@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -311,12 +311,22 @@ def merged(text: str, *, where: str, path: Path) -> str:
     return head + yaml.safe_dump({**document, "pins": stated}, sort_keys=False, width=100)
 
 
-def kept(path: Path, *, sweep: str, missing: Iterable[str]) -> list[Found]:
-    """Return what an earlier call found of what this one could not resolve: it still holds."""
+def kept(
+    path: Path, *, sweep: str, missing: Iterable[str], not_asked: Container[str] = ()
+) -> list[Found]:
+    """Return what an earlier call found and still holds.
+
+    That is what this one could not resolve, and the pins in ``not_asked``, which it did not look
+    for.
+    """
     earlier = read(path)
     if earlier is None or earlier.sweep != sweep:
         return []
-    return [one for one in earlier.sources if any(m.startswith(f"{one.what} (") for m in missing)]
+    return [
+        one
+        for one in earlier.sources
+        if one.pin in not_asked or any(m.startswith(f"{one.what} (") for m in missing)
+    ]
 
 
 def written(file: PinsFile) -> str:

@@ -12,7 +12,7 @@ import yaml
 from testkit.servers import MANIFEST, MANIFEST_DIGEST, Answer, Hub, registry, serving
 
 from flows import cli
-from tasks.launch import target
+from tasks.launch import objects, operation, target
 
 #: Recognisably fake; digits only would be taken for a number.
 DIGEST, COMMIT = "sha256:" + "0" * 64, "a" * 40
@@ -139,19 +139,51 @@ def test_a_pinned_sweep_is_rendered_to_files(
     assert DIGEST in json.dumps(made[0])
 
 
-def test_a_component_is_rendered_with_its_parameters(here: Path) -> None:
+def test_a_service_is_rendered_as_the_profile_places_it(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = (here / "far.yaml").read_text()
     values = {
-        "image": f"registry.example.com/e@{DIGEST}",
         "model": "Qwen/Qwen3-4B",
         "model_revision": COMMIT,
         "max_model_len": "4096",
         "max_num_seqs": "8",
     }
     given = [word for name, value in values.items() for word in ("-P", f"{name}={value}")]
-    assert cli.run(["lint", "service.yaml", *given, "--render", "out"]) == 0
-    assert yaml.safe_load((here / "out" / "service.yaml").read_text())["kind"] == "Service"
+    wanted = ["lint", "service.yaml", "--target", "far.yaml", "--render", "out"]
+    assert cli.run([*wanted, *given]) == 1
+    assert "the image has no digest yet" in capsys.readouterr().out
+    assert not (here / "out").exists()
+
+    (here / "far.yaml").write_text(
+        far.replace("image_digest: unresolved", f"image_digest: {DIGEST}")
+    )
+    assert cli.run([*wanted, *given]) == 0
+    assert "polyaxon run -p my-team/memsweep -f out/service.operation.yaml" in (
+        capsys.readouterr().err
+    )
+    made = yaml.safe_load((here / "out" / "service.yaml").read_text())
+    assert (made["kind"], made["metadata"]["namespace"]) == ("Service", "polyaxon")
+    assert objects.pod_spec(made)["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-A10"}
+    assert cli.run(["lint", "out/service.operation.yaml"]) == 0, "it is a polyaxonfile to submit"
+
+    endless = yaml.safe_load((operation.FOLDER / "service.yaml").read_text())
+    del endless["termination"]
+    (here / "endless.yaml").write_text(yaml.safe_dump(endless))
     low = [word.replace("=4096", "=0") for word in given]
-    assert cli.run(["lint", "service.yaml", *low]) == 1
+    assert cli.run([*wanted, *low]) == 1
+    for bad, said in (
+        ([*wanted, "-P", "model=a/b"], "model_revision is missing"),
+        ([*wanted, *given, "-P", "model_path=/x"], "model_path is what target far says"),
+        (["lint", "service.yaml", *given], "target local is this machine"),
+        (
+            ["lint", "endless.yaml", "--target", "far.yaml", *given],
+            "wanted a name, and termination",
+        ),
+    ):
+        capsys.readouterr()
+        assert cli.run(bad) == 2
+        assert said in capsys.readouterr().err
 
 
 # -- pin ---------------------------------------------------------------------------------------
@@ -226,6 +258,24 @@ def test_what_an_earlier_call_resolved_is_kept_where_this_one_cannot(
     assert MANIFEST_DIGEST in (here / "mine.sweep.pins.yaml").read_text()
     assert f"keeps {MANIFEST_DIGEST}" in told.err
     assert MANIFEST_DIGEST in before
+
+
+def test_an_image_found_earlier_stays_where_only_the_model_is_asked_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(both) as server:
+        ends = ["--registry", server.url, "--hub", server.url]
+        far = told(capsys, "pin", "mine.sweep.yaml", "--target", "far.yaml", "--build", *ends)
+        near = told(capsys, "pin", "mine.sweep.yaml", *ends)
+    assert near["build"] == far["build"]
+    assert sorted(one["pin"] for one in near["pins"]) == ["base", "image_digest", "model_revision"]
+    written = yaml.safe_load((here / "mine.sweep.pins.yaml").read_text())
+    assert written["pins"] == {"image_digest": MANIFEST_DIGEST, "model_revision": COMMIT}
+    stated = SWEEP.replace("image_digest: unresolved", f"image_digest: '{DIGEST}'")
+    (here / "mine.sweep.yaml").write_text(stated)
+    with serving(both) as server:
+        assert cli.run(["pin", "mine.sweep.yaml", "--hub", server.url]) == 0
+    assert cli.run(["plan", "mine.sweep.yaml", "--target", "far.yaml"]) == 0, "it would contradict"
 
 
 def test_a_shipped_sweeps_pins_go_to_this_directory(
