@@ -123,7 +123,10 @@ def _checked(
             "it, or deploy flows.nightly.night on your own server with a worker of your own"
         )
     parsed = _parsed(sweep)
-    plan = make_plan(parsed, surroundings(Home.find(), target))
+    place = sweep if sweep in shipped() else str(Path(sweep).resolve())
+    home = Home.find()
+    _refuse_anothers_name(home, parsed.name, place)
+    plan = make_plan(parsed, surroundings(home, target))
     if plan.unresolved:
         raise BadInput(
             f"sweep {parsed.name}: {len(plan.unresolved)} pins are unresolved, first "
@@ -131,7 +134,7 @@ def _checked(
         )
     return Schedule(
         name=parsed.name,
-        sweep=sweep if sweep in shipped() else str(Path(sweep).resolve()),
+        sweep=place,
         target=str(Path(target).resolve()) if Path(target).is_file() else target,
         cron=" ".join(cron.split()),
         timezone=timezone,
@@ -139,6 +142,16 @@ def _checked(
         made_at=now(),
         **options,
     )
+
+
+def _refuse_anothers_name(home: Home, name: str, place: str) -> None:
+    """Refuse a sweep whose name another sweep is scheduled under: its schedule would be lost."""
+    earlier = schedules.find(home, name)
+    if earlier is not None and earlier.sweep != place:
+        raise BadInput(
+            f"sweep {place}: its name {name} is scheduled already, from {earlier.sweep}; give it "
+            f"a name of its own, or end the other with: memsweep schedule --remove {name}"
+        )
 
 
 def _parsed(sweep: str) -> Sweep:

@@ -280,6 +280,22 @@ def test_a_schedule_that_cannot_be_is_refused_before_anything_starts(
     assert not home.root.exists()
 
 
+def test_two_sweeps_of_one_name_never_replace_each_others_schedule(
+    home: Home, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text(SWEEP)
+    schedule(home)
+    before = schedules.schedules(home)
+    assert cli.run(["schedule", str(file), "--cron", "0 3 * * *"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    for said in (str(file), before[0].sweep, "a name of its own", "schedule --remove small"):
+        assert said in err
+    assert schedules.schedules(home) == before
+
+
 def test_unresolved_pins_are_not_scheduled(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
