@@ -205,6 +205,27 @@ def of_models(facts: Mapping[str, Any], *, generated: Sequence[str] = ()) -> lis
     return checks or [Check("model", State.NONE, "none is here")]
 
 
+def of_ports(ports: Sequence[tuple[str, int, str]]) -> Check:
+    """Return the line of the embedded servers' ports: of each its name, number and holder.
+
+    The holder is ``ours``, ``others`` or ``nobody``.
+    """
+    if not ports:
+        return Check("ports", State.NONE, "none recorded: free ones are taken at the first start")
+    taken = [(name, port) for name, port, holder in ports if holder == "others"]
+    if not taken:
+        said = {"ours": "its own", "nobody": "free"}
+        listed = ", ".join(f"{port} ({name}, {said[holder]})" for name, port, holder in ports)
+        return Check("ports", State.OK, listed)
+    listed = ", ".join(f"{port} of {name}" for name, port in taken)
+    options = " ".join(f"--{name}-port PORT" for name, _ in taken)
+    todo = (
+        "end what listens there, or move: memsweep services up takes a free port, "
+        f"memsweep services up {options} yours"
+    )
+    return Check("ports", State.WRONG, f"{listed}: held by something else", todo)
+
+
 def of_flow(*, haupt: str | None, wants_haupt: bool) -> list[Check]:
     """Return the checks of this side: the flow environment's own packages against the pins."""
     checks = [

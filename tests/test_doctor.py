@@ -123,6 +123,16 @@ def test_models() -> None:
     assert doctor.of_models(facts())[0].state is State.NONE
 
 
+def test_ports_are_wrong_only_where_others_hold_them() -> None:
+    ours, free = ("prefect", 20_001, "ours"), ("polyaxon", 20_002, "nobody")
+    fine = doctor.of_ports([ours, free])
+    assert (fine.state, fine.text) == (State.OK, "20001 (prefect, its own), 20002 (polyaxon, free)")
+    taken = doctor.of_ports([ours, ("polyaxon", 20_002, "others")])
+    assert (taken.state, taken.text) == (State.WRONG, "20002 of polyaxon: held by something else")
+    assert "memsweep services up --polyaxon-port PORT" in str(taken.todo)
+    assert doctor.of_ports([]).state is State.NONE
+
+
 def test_the_flow_environment_is_as_pinned() -> None:
     found = doctor.of_flow(haupt="0.1", wants_haupt=True)
     assert [one.state for one in found] == [State.OK, State.OK, State.OK, State.WRONG]

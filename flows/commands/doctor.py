@@ -41,7 +41,7 @@ def doctor(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Look whether everything is here and fits together: GPU, versions, disk, models, services.
+    """Look whether everything is here and fits: GPU, versions, disk, ports, models, services.
 
     Of a cluster, what its server says; with --on-node also what a node with its image has: a run
     with the very image, mounts and variables of a cell, which only looks. Exits 1 when something is
@@ -81,7 +81,7 @@ def _of_flow(home: Home, profile: Profile) -> list[Check]:
 
 
 def _of_this_machine(home: Home, profile: Profile) -> list[Check]:
-    from tasks.launch import environments, models
+    from tasks.launch import environments, models, services
 
     places = environments.places(home)
     facts = pod.facts(
@@ -92,7 +92,8 @@ def _of_this_machine(home: Home, profile: Profile) -> list[Check]:
     )
     found = checks.of_machine(facts, device=profile.device)
     found += checks.of_models(facts, generated=models.NAMES)
-    return [*found, *_services(home)]
+    ports = [(one.name, one.port, one.holder) for one in services.ports(home)]
+    return [*found, checks.of_ports(ports), *_services(home)]
 
 
 def _services(home: Home) -> Iterator[Check]:

@@ -82,6 +82,15 @@ class ServiceState:
 
 
 @dataclass(frozen=True, slots=True)
+class PortState:
+    """The port a server is recorded with, and who listens on it now."""
+
+    name: str
+    port: int
+    holder: Literal["ours", "others", "nobody"]
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """What is recorded of a started service, to find exactly it again."""
 
@@ -277,6 +286,25 @@ def status(home: Home) -> list[ServiceState]:
                 entry.log,
             )
         )
+    return states
+
+
+def ports(home: Home) -> list[PortState]:
+    """Return who holds the ports that the servers are recorded with; none before the first start.
+
+    A service that starts holds its port although it does not listen yet.
+    """
+    recorded = files.read_json(_ports_file(home)) or {}
+    states = []
+    for name in NAMES:
+        entry = _entry(home, name)
+        is_ours = entry is not None and bool(entry.members())
+        port = entry.port if entry is not None and is_ours else recorded.get(name)
+        if isinstance(port, int):
+            others: Literal["others", "nobody"] = (
+                "others" if processes.listening(port) else "nobody"
+            )
+            states.append(PortState(name, port, "ours" if is_ours else others))
     return states
 
 

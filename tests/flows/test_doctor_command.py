@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from testkit.polyaxon import FakePolyaxon
 from flows import cli, context
 from flows.commands import doctor as command
 from tasks import pins
+from tasks.files import write_json
 from tasks.home import Home
 from tasks.launch import access, target
 from tasks.launch.access import Finding
@@ -91,6 +93,19 @@ def test_a_machine_without_anything_is_told_what_to_do(
     assert "memsweep setup" in engine["todo"]
     assert "checks are wrong" in err
     assert not (here / "state").exists()
+
+
+def test_a_port_that_others_took_is_wrong(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        recorded = {"prefect": busy.getsockname()[1]}
+        write_json(here / "state" / "services" / "ports.json", recorded)
+        _, found, err = run(capsys)
+    assert states(found)["ports"] == "wrong"
+    (ports,) = [one for one in found["checks"] if one["name"] == "ports"]
+    assert f"{recorded['prefect']} of prefect" in ports["text"]
+    assert "checks are wrong" in err
 
 
 def test_text_names_what_to_do_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:

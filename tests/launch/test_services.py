@@ -167,10 +167,13 @@ def test_a_recorded_port_that_others_took_is_left_to_them(
         busy.listen()
         taken = busy.getsockname()[1]
         files.write_json(home.services / "ports.json", {"prefect": taken, "polyaxon": taken})
+        assert {one.holder for one in services.ports(home)} == {"others"}
         ends = services.up(home, progress=quiet)
+        assert {one.holder for one in services.ports(home)} == {"ours"}
         assert str(taken) not in ends.polyaxon_host + ends.prefect_api_url
         assert programs
         services.down(home)
+    assert {one.holder for one in services.ports(home)} == {"nobody"}
 
 
 def test_a_service_that_ends_while_starting_is_told_with_its_last_words(
