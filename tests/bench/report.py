@@ -1,6 +1,6 @@
 """How long the page of a large sweep takes, and how large it is.
 
-    python -m tests.bench.report            # 60 cells, 4 load points, 2 repeats
+python -m tests.bench.report            # 60 cells, 4 load points, 2 repeats
 """
 
 from __future__ import annotations
