@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import errno
+import json
 import logging
 import re
 import shutil
@@ -19,6 +20,7 @@ import ssl
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -336,9 +338,11 @@ class PolyaxonClient:
         into.mkdir(parents=True, exist_ok=True)
         _clear_stale_fetches(into.parent)
         with tempfile.TemporaryDirectory(dir=into.parent, prefix=".fetch-") as scratch:
-            archive = Path(scratch) / "outputs.tar.gz"
+            archive = Path(scratch) / "run.tar.gz"
             try:
-                parameters = {"path": "outputs", "force": "true"}
+                # The whole run: the server names the archive it packs by the path's last part, so
+                # that "outputs" of two runs at a time are one file, and either may be handed out.
+                parameters = {"path": "", "force": "true"}
                 self._streams(run, "artifacts", parameters, save_to=archive)
             except CannotFindOut as error:
                 if _http_status(error) not in {400, 404}:
@@ -350,9 +354,12 @@ class PolyaxonClient:
                     "which ran and may have left some; call again, or look at them in Polyaxon "
                     f"({error})"
                 ) from error
-            unpacked = Path(scratch) / "outputs"
+            unpacked = Path(scratch) / "run"
             _unpack(archive, unpacked, run_uuid)
             root = _outputs_root(unpacked)
+            if root is None:
+                return []
+            self._check_owner(root, run_uuid)
             names = sorted(
                 str(path.relative_to(root))
                 for path in root.rglob("*")
@@ -363,6 +370,23 @@ class PolyaxonClient:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(root / name, into / name)
             return names
+
+    def _check_owner(self, outputs: Path, run_uuid: str) -> None:
+        """Refuse outputs that say they are another run's: their own hashes would all agree.
+
+        Raises:
+            ServiceDown: they are; asking again may give the right ones.
+        """
+        try:
+            with (outputs / "events.jsonl").open(encoding="utf-8") as lines:
+                said = port.canonical_uuid(str(json.loads(next(lines)).get("run_uuid")))
+        except (OSError, ValueError, StopIteration, AttributeError):
+            return  # it did not come so far as to say it
+        if said != run_uuid:
+            raise ServiceDown(
+                f"Polyaxon at {self._host}: asked for the outputs of run {run_uuid}, got those of "
+                f"run {said}"
+            )
 
     def _left_nothing(self, run: Any, run_uuid: str) -> bool:
         """Tell whether it is certain that a run has no outputs, after they were not found.
@@ -636,14 +660,14 @@ def _unpack(archive: Path, into: Path, run_uuid: str) -> None:
     try:
         with tarfile.open(archive) as packed:
             packed.extractall(into, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise CannotFindOut(
             f"Polyaxon: the outputs of run {run_uuid} arrived as no readable archive "
             f"({_short(error)}); call again, or look at the run's outputs in Polyaxon"
         ) from error
 
 
-def _outputs_root(unpacked: Path) -> Path:
-    """Return the folder inside the archive that holds the outputs' own files."""
+def _outputs_root(unpacked: Path) -> Path | None:
+    """Return the folder inside the archive that holds the outputs' own files, if there is one."""
     named = sorted(unpacked.rglob("outputs"), key=lambda path: len(path.parts))
-    return next((path for path in named if path.is_dir()), unpacked)
+    return next((path for path in named if path.is_dir()), None)

@@ -19,6 +19,7 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from testkit import doubles
 
 from flows.context import Context, Wishes, open_context
 from tasks import processes, record
+from tasks.canonical import sha256_file
 from tasks.collect import collect
 from tasks.files import read_json
 from tasks.home import VARIABLE, Home
@@ -300,7 +302,21 @@ def recorded(home: Home, folder: Path) -> Path:
     codes = doubles.run_to_the_end(home, str(sweep), log=folder / "template.log", timeout_s=300)
     if codes != [0]:
         raise SystemExit(f"the run to be recorded ended with {codes}; see {folder}/template.log")
-    return run_outputs(home, next(path.name for path in home.bundles.glob("*-*-*-*-*")))
+    recording = run_outputs(home, next(path.name for path in home.bundles.glob("*-*-*-*-*")))
+    return nobodys(shutil.copytree(recording, folder / "recording"))
+
+
+def nobodys(outputs: Path) -> Path:
+    """Take out of a recording whose it is, so that every run of the simulation may leave it."""
+    events = outputs / "events.jsonl"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    for line in lines:
+        line.pop("run_uuid", None)
+    events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    end = json.loads((outputs / "end.json").read_text())
+    end["files"][events.name]["sha256"] = sha256_file(events)
+    (outputs / "end.json").write_text(json.dumps(end))
+    return outputs
 
 
 def packed(outputs: Path, run_uuid: str) -> bytes:

@@ -239,6 +239,48 @@ def test_a_link_among_the_outputs_is_not_taken_over(
     assert [path.name for path in (tmp_path / "into").iterdir()] == ["server.log"]
 
 
+def handing_out(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, asked: list[object]
+) -> PolyaxonClient:
+    """Return a client whose server packs ``folder`` whatever run it is asked for."""
+
+    def archive(_run: object, _what: str, parameters: object, *, save_to: Path) -> None:
+        asked.append(parameters)
+        with tarfile.open(save_to, "w:gz") as packed:
+            packed.add(folder, "run")
+
+    client = PolyaxonClient("http://127.0.0.1:9")
+    monkeypatch.setattr(client, "_refreshed", lambda run_uuid: None)
+    monkeypatch.setattr(client, "_streams", archive)
+    return client
+
+
+def test_the_outputs_of_another_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their hashes agree among themselves: only the run's own first event tells whose they are."""
+    outputs, other = tmp_path / "source" / "outputs", UUID[:-1] + "f"
+    outputs.mkdir(parents=True)
+    asked: list[object] = []
+    client = handing_out(monkeypatch, outputs.parent, asked)
+    (outputs / "events.jsonl").write_text(json.dumps({"run_uuid": other.replace("-", "")}) + "\n")
+    with pytest.raises(ServiceDown, match=f"got those of run {other}"):
+        client.fetch(UUID, tmp_path / "into")
+    (outputs / "events.jsonl").write_text(json.dumps({"run_uuid": UUID.replace("-", "")}) + "\n")
+    assert client.fetch(UUID, tmp_path / "into") == ["events.jsonl"]
+    # By this path alone the archive is named after the run.
+    assert asked == [{"path": "", "force": "true"}] * 2
+
+
+def test_logs_without_outputs_are_no_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source" / "plxlogs").mkdir(parents=True)
+    (tmp_path / "source" / "plxlogs" / "log").write_text("x")
+    client = handing_out(monkeypatch, tmp_path / "source", [])
+    assert client.fetch(UUID, tmp_path / "into") == []
+
+
 def test_a_full_disk_here_is_no_server_that_is_away(server: Answers) -> None:
     asked: list[int] = []
 
