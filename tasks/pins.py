@@ -25,4 +25,4 @@ BUNDLE_FORMAT = 1
 PREDICTION_FORMAT = 1
 JSON_FORMAT = 1
 #: Raised when a parser's change can alter a stored number: ingest then replaces the whole run.
-PARSER_VERSION = 5
+PARSER_VERSION = 6

@@ -29,7 +29,7 @@ from tasks.figures import load_point_rows
 from tasks.files import read_json
 from tasks.pins import PARSER_VERSION
 from warehouse.errors import BadInput, CannotFindOut, CheckFailed
-from warehouse.registry import CACHE_CONFIG, EXACT, STARTUP
+from warehouse.registry import CACHE_CONFIG, EXACT, STARTUP, Outcome
 from warehouse.tables import arrow_schema
 
 Row = dict[str, Any]
@@ -320,7 +320,7 @@ def _run(source: Source) -> list[Row]:
                 )
             },
             "label": cell.get("label"),
-            "expect": cell.get("expect"),
+            "expect": cell.get("expect") or _ruled_out(source),
             "reason": reason.get("reason") if isinstance(reason, Mapping) else _text(reason),
             "message": _text(manifest.get("message")),
             "started_at": utc(manifest.get("started_at")),
@@ -345,6 +345,14 @@ def _run(source: Source) -> list[Row]:
             "parser_version": PARSER_VERSION,
         }
     ]
+
+
+def _ruled_out(source: Source) -> str | None:
+    """Return what is expected of a cell that its own prediction refuses.
+
+    One that is not started because another run failed has no such refusal: it was to end well.
+    """
+    return Outcome.INFEASIBLE.value if source.json("prediction.json").get("refused") else None
 
 
 def _engine_version(source: Source, environment: Mapping[str, Any]) -> str | None:

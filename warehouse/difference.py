@@ -117,7 +117,7 @@ def _runs(connection: duckdb.DuckDBPyConnection, chosen: Selection) -> list[dict
     return records(
         connection,
         """
-        SELECT r.run_uuid, r.setting_key, r.label, r.outcome, coalesce(r.expect, 'ok') AS expected,
+        SELECT r.run_uuid, r.setting_key, r.label, r.outcome,
             r.sweep, r.round, r.repeat, c.setting::VARCHAR AS setting, c.pins::VARCHAR AS pins,
             r.hardware, e.driver_version, e.cuda_version, e.host, e.memory_total_bytes,
             e.compile_cache, r.git_commit, r.git_dirty,

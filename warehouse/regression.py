@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from warehouse import difference
 from warehouse.compare import Selection
 from warehouse.lookup import records
-from warehouse.registry import EXACT
+from warehouse.registry import EXACT, Outcome
 
 if TYPE_CHECKING:
     import duckdb
@@ -114,9 +114,16 @@ def _of(
 
 
 def _outcome(cell: Mapping[str, Any], expected: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield a cell whose outcomes changed, unless they are now what they should be."""
+    """Yield a cell whose outcomes changed, unless they are now what they should be.
+
+    That a prediction newly rules a cell out is a change for the worse, expected or not.
+    """
     outcomes = dict(zip(cell["runs_b"], cell["outcomes_b"], strict=True))
-    wrong = [run for run, outcome in outcomes.items() if outcome != expected.get(run)]
+    wrong = [
+        run
+        for run, outcome in outcomes.items()
+        if outcome == Outcome.INFEASIBLE.value or outcome != expected.get(run)
+    ]
     before, after = sorted(set(cell["outcomes_a"])), sorted(set(cell["outcomes_b"]))
     if before != after and wrong:
         yield {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_another_outcome_counts_unless_it_is_now_as_expected(lab: Lab) -> None:
     assert [row["message"].split(": ", 1)[1] for row in worse if row["what"] == "outcome"] == [
         "outcome ok became crashed"
     ]
+
+
+def test_a_cell_that_is_newly_ruled_out_counts(lab: Lab) -> None:
+    def refused(folder: Path) -> None:
+        path = folder / "prediction.json"
+        prediction = json.loads(path.read_text()) | {"refused": {"type": "x", "message": "y"}}
+        path.write_text(json.dumps(prediction))
+
+    worse = nights(lab, {}, {"outcome": Outcome.INFEASIBLE, "observed": None, "change": refused})
+    assert "outcome ok became infeasible" in [r["message"].split(": ", 1)[1] for r in worse]
 
 
 def test_a_night_that_is_well_again_has_no_regression(lab: Lab) -> None:
