@@ -291,11 +291,17 @@ def against_concurrency(
 PARTS = ("weights", "KV pool", "CUDA graphs", "activations", "other, outside torch", "unexplained")
 
 
+_IN_USE: dict[str, Spec] = {
+    "measured": {"type": "tick", "thickness": 3, "height": 24},
+    "published": {"type": "point", "shape": "diamond", "filled": False, "size": 130},
+}
+
+
 def allocation(rows: Rows, totals: Rows, marks: Rows, *, order: Sequence[str]) -> Spec:
     """Return stacked bars of where device memory goes, one a configuration, in GiB.
 
-    ``rows`` hold name, part, gib and words; ``totals`` the sum at the bar's end; ``marks`` what the
-    device itself said was in use.
+    ``rows`` hold name, part, gib and words; ``totals`` the sum at the bar's end; ``marks`` what was
+    in use, by their source: ``measured`` by the device itself, or ``published``.
     """
     colours = [light(name) for name in ("s1", "s3", "s4", "s2", "s5", "s8")]
     y: Spec = {"field": "name", "type": "nominal", "sort": list(order), "title": None}
@@ -332,14 +338,16 @@ def allocation(rows: Rows, totals: Rows, marks: Rows, *, order: Sequence[str]) -
             },
         },
     ]
-    if marks:
-        layers.append(
-            {
-                "data": _values(marks),
-                "mark": {"type": "tick", "thickness": 3, "color": light("ink"), "height": 24},
-                "encoding": {"y": y, "x": {"field": "gib", "type": "quantitative"}, **_WORDS},
-            }
-        )
+    for source, mark in _IN_USE.items():
+        of_source = [row for row in marks if row["source"] == source]
+        if of_source:
+            layers.append(
+                {
+                    "data": _values(of_source),
+                    "mark": {**mark, "color": light("ink")},
+                    "encoding": {"y": y, "x": {"field": "gib", "type": "quantitative"}, **_WORDS},
+                }
+            )
     return {"width": 560, "height": {"step": 34}, "layer": layers}
 
 

@@ -99,7 +99,6 @@ class Proof:
     id: str
     head: str
     lines: tuple[str, ...]
-    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,8 @@ class Run:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the run ended as its cell expects; what the plan refused was not expected to."""
-        wanted = (self.expect or Outcome.OK.value, Outcome.INFEASIBLE.value)
-        return self.outcome in wanted
+        """Whether the run ended as its cell and its own prediction expect."""
+        return self.outcome == (self.expect or Outcome.OK.value)
 
     @property
     def group(self) -> tuple[str, str, str | None]:
@@ -81,12 +80,18 @@ class Point:
     index: int
     prompt_tokens: int
     output_tokens: int
+    prefix_tokens: int
     parallel: int
     requests: int
     state: str | None
     valid: bool | None
     broken: str | None
     case: str | None
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Tokens of prompt, answer and shared prefix: what a line of a chart is about."""
+        return (self.prompt_tokens, self.output_tokens, self.prefix_tokens)
 
     @property
     def name(self) -> str:
@@ -283,8 +288,9 @@ def _points(
 ) -> tuple[Point, ...]:
     rows = records(
         connection,
-        "SELECT run_uuid, load_point, asked_prompt_tokens, asked_output_tokens, parallel, "
-        "asked_requests, state, valid, broken_checks, peak_kv_usage_case "
+        "SELECT run_uuid, load_point, asked_prompt_tokens, asked_output_tokens, "
+        "coalesce(prefix_tokens, 0) AS prefix_tokens, parallel, asked_requests, state, valid, "
+        "broken_checks, peak_kv_usage_case "
         f"FROM load_points_wide WHERE {_CHOSEN} ORDER BY run_uuid, load_point",
         chosen,
     )
@@ -296,6 +302,7 @@ def _points(
             index=row["load_point"],
             prompt_tokens=row["asked_prompt_tokens"],
             output_tokens=row["asked_output_tokens"],
+            prefix_tokens=row["prefix_tokens"],
             parallel=row["parallel"],
             requests=row["asked_requests"],
             state=row["state"],
@@ -337,9 +344,9 @@ class Curve:
     t_s: Numbers
     value: Numbers
 
-    def highest(self, span: Span) -> float | None:
-        """Return the highest value within a phase; ``None`` where there is none."""
-        inside = self.value[(self.t_s >= span.start_s) & (self.t_s <= span.end_s)]
+    def highest(self, start_s: float, end_s: float) -> float | None:
+        """Return the highest value within a stretch; ``None`` where there is none."""
+        inside = self.value[(self.t_s >= start_s) & (self.t_s <= end_s)]
         return float(inside.max()) if len(inside) else None
 
 
@@ -351,6 +358,8 @@ class Span:
     load_point: int | None
     start_s: float
     end_s: float
+    #: Highest sample of each quantity; of every sample, whatever a drawing leaves out.
+    peaks: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,11 +417,19 @@ def course(connection: duckdb.DuckDBPyConnection, run: Run, *, buckets: int = BU
             for name, line in raw.items()
         },
         spans=tuple(
-            Span(phase, point, start - zero, (last if end is None else end) - zero)
+            _span(raw, zero, phase, point, start, last if end is None else end)
             for phase, point, start, end in spans
         ),
         samples=max((len(line.t_s) for line in raw.values()), default=0),
     )
+
+
+def _span(
+    raw: Mapping[str, Curve], zero: float, phase: str, point: int | None, start: float, end: float
+) -> Span:
+    found = {name: line.highest(start, end) for name, line in raw.items()}
+    peaks = {name: top for name, top in found.items() if top is not None}
+    return Span(phase, point, start - zero, end - zero, peaks)
 
 
 def thinned(t_s: Numbers, value: Numbers, buckets: int) -> tuple[Numbers, Numbers]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Panel, Section, Table, table
 from flows.report.data import Data, Number, Run
-from flows.report.words import GIB, made, percent, shown, size, worded
+from flows.report.words import GIB, made, percent, shown, size, told_apart, worded
 from warehouse.lookup import records
 from warehouse.query import named_queries
 from warehouse.registry import Outcome
@@ -47,7 +47,7 @@ def allocation(data: Data, published: Mapping[str, tuple[float, str]]) -> Sectio
         "Where the memory goes",
         "Device memory after start, one bar a run, from what the engine logged. The sum stands at "
         "the bar's end; what no line explains is named so. The black tick is the highest device "
-        "memory in use that NVML saw under load.",
+        "memory in use that NVML saw under load, a hollow diamond what a document prints.",
         figures=(_bars(data, known, parts, published),),
     )
 
@@ -71,13 +71,18 @@ def _pools(data: Data, runs: Sequence[Run]) -> Table:
 def _pool(data: Data, run: Run) -> Entry | None:
     """Return the allocated pool: whole blocks; a little less than its budget."""
     blocks, each = data.value(run, "num_gpu_blocks"), data.value(run, "bytes_per_block")
-    if blocks is None:
-        return None
-    if each is None:
+    predicted = each is None
+    if predicted:
         each = data.number(run, "bytes_per_block", evidence="predicted").value
-    if each is None:
+    if blocks is None or each is None:
         return None
-    return made(blocks * each, size(blocks * each), f"{blocks:,.0f} blocks × {each:,.0f} bytes")
+    formula = f"{blocks:,.0f} blocks × {each:,.0f} bytes" + (" as predicted" if predicted else "")
+    return made(blocks * each, size(blocks * each), formula)
+
+
+def _graphs(number: Number) -> Entry:
+    estimated = number.value is not None and number.ref.metric == "graph_estimate_bytes"
+    return shown(number, why="the engine's estimate before capture" if estimated else "")
 
 
 class _Parts:
@@ -101,7 +106,7 @@ class _Parts:
         self.entries: dict[str, Entry] = {
             "weights": shown(weights),
             "KV pool": pool,
-            "CUDA graphs": shown(first("graph_capture_bytes", "graph_estimate_bytes")),
+            "CUDA graphs": _graphs(first("graph_capture_bytes", "graph_estimate_bytes")),
             "activations": shown(data.number(run, "peak_activation_bytes")),
             "other, outside torch": outside,
         }
@@ -134,10 +139,12 @@ class _Parts:
         return made(rest, size(rest), formula)
 
     def _used(self, data: Data, run: Run) -> Entry:
-        found = [
-            data.number(run, "peak_gpu_used_bytes", point.index)
-            for point in data.points_by_run.get(run.run_uuid, [])
-        ]
+        points = data.points_by_run.get(run.run_uuid, [])
+        # What another process held is no memory of this run's.
+        own = [point for point in points if "gpu_exclusive" not in (point.broken or "").split(", ")]
+        if points and not own:
+            return Entry("–", why="another process used the GPU")
+        found = [data.number(run, "peak_gpu_used_bytes", point.index) for point in own]
         seen = [number for number in found if number.value is not None]
         if not seen:
             return Entry("–", why=found[0].reason or "" if found else "no load point was reached")
@@ -160,7 +167,13 @@ def _bars(
     parts: Mapping[str, _Parts],
     published: Mapping[str, tuple[float, str]],
 ) -> Figure:
-    names = {run.run_uuid: _bar_name(data, run) for run in runs}
+    told = told_apart(
+        [_bar_name(data, run) for run in runs],
+        [run.name for run in runs],
+        [f"vLLM {run.engine_version}" for run in runs],
+        [run.run_uuid[:8] for run in runs],
+    )
+    names = {run.run_uuid: name for run, name in zip(runs, told, strict=True)}
     bars, totals, marks, rows = [], [], [], []
     for run in runs:
         part, name = parts[run.run_uuid], names[run.run_uuid]
@@ -175,14 +188,18 @@ def _bars(
                 )
         used = []
         if part.used.value is not None:
-            used.append((float(part.used.value), f"{name}: {part.used.text} in use by NVML"))
+            words = f"{name}: {part.used.text} in use by NVML"
+            used.append((float(part.used.value), "measured", words))
         if run.label in published:
             value, printed = published[run.label]
-            used.append((value, f"{name}: {printed} in use, published"))
+            used.append((value, "published", f"{name}: {printed} in use, published"))
         total = part.total + max(0.0, float(unexplained.value or 0.0))
-        end = max([total, *(value for value, _ in used)])
+        end = max([total, *(value for value, _, _ in used)])
         totals.append({"name": name, "gib": end / GIB, "text": f"{total / GIB:.2f} GiB"})
-        marks += [{"name": name, "gib": value / GIB, "words": words} for value, words in used]
+        marks += [
+            {"name": name, "gib": value / GIB, "source": source, "words": words}
+            for value, source, words in used
+        ]
         terms = ", ".join(n for n in part.entries if n not in part.absent)
         rows.append(
             [
@@ -319,8 +336,8 @@ def spread(connection: duckdb.DuckDBPyConnection, data: Data) -> Section | None:
     keys = list(dict.fromkeys(run.cell_key for run in data.runs))
     boots = records(
         connection,
-        "SELECT r.run_uuid, r.cell_key, r.label, r.hardware, r.round, r.repeat, m.value, "
-        "e.compile_cache FROM run r JOIN measurement m ON m.run_uuid = r.run_uuid "
+        "SELECT r.run_uuid, r.cell_key, r.label, r.hardware, r.engine_version, r.round, r.repeat, "
+        "m.value, e.compile_cache FROM run r JOIN measurement m ON m.run_uuid = r.run_uuid "
         "AND m.load_point IS NULL AND m.metric = 'kv_cache_size_tokens' "
         "LEFT JOIN environment e ON e.run_uuid = r.run_uuid "
         "WHERE m.value IS NOT NULL AND r.cell_key IN (SELECT unnest($keys)) "
@@ -343,10 +360,15 @@ def spread(connection: duckdb.DuckDBPyConnection, data: Data) -> Section | None:
             tables=tables,
         )
     points, rows = [], []
-    for (label, _, hardware), found in several.items():
+    names = told_apart(
+        [label for label, _, _ in several],
+        [str(hardware) for _, _, hardware in several],
+        [f"vLLM {found[0]['engine_version']}" for found in several.values()],
+        [key[:8] for _, key, _ in several],
+    )
+    for name, ((label, _, hardware), found) in zip(names, several.items(), strict=True):
         values = [float(boot["value"]) for boot in found]
         low, high = min(values), max(values)
-        name = label if len({key[0] for key in several}) == len(several) else f"{label} {hardware}"
         for boot in found:
             words = (
                 f"{label}, round {boot['round']} repeat {boot['repeat']}: "
@@ -358,7 +380,7 @@ def spread(connection: duckdb.DuckDBPyConnection, data: Data) -> Section | None:
         share = (high - low) / high if high else 0.0
         rows.append(
             [
-                label,
+                name,
                 hardware,
                 len(found),
                 f"{low:,.0f}",
@@ -423,7 +445,7 @@ def noise(connection: duckdb.DuckDBPyConnection, data: Data) -> tuple[Table, ...
             worded(row["metric"], row["lowest"]),
             worded(row["metric"], row["highest"]),
             None if row["spread_ratio"] is None else percent(row["spread_ratio"]),
-            f"{row['drift']:+,.6g}",
+            Entry(f"{row['drift']:+,.6g}", row["drift"]),
         ]
         for row in records(
             connection,

@@ -132,14 +132,17 @@ def on_date(connection: duckdb.DuckDBPyConnection, date: str) -> list[tuple[str,
     )
     labelled = [row for row in rows if date in str(row["label"])]
     found = labelled or [row for row in rows if str(row["started_at"]).startswith(date)]
-    if not found:
+    if not (date and found):
         newest = joined(str(row["started_at"])[:10] for row in rows[:3]) or "no run at all"
         raise BadInput(f"--night {date!r}: no round of that date; the newest: {newest}")
     return [(str(row["sweep"]), str(row["label"])) for row in reversed(found)]
 
 
 def nights(connection: duckdb.DuckDBPyConnection, sweep: str | None = None) -> list[Night]:
-    """Return the rounds of one sweep or of all, oldest first."""
+    """Return the rounds of one sweep or of all, oldest first.
+
+    Of every repeat the last attempt counts, as on the round's own page.
+    """
     return [
         Night(**row)
         for row in records(
@@ -147,11 +150,12 @@ def nights(connection: duckdb.DuckDBPyConnection, sweep: str | None = None) -> l
             """
             SELECT r.sweep, r.round AS label, min(r.started_at) AS started_at,
                 count(DISTINCT r.run_uuid) AS runs,
-                count(DISTINCT r.run_uuid) FILTER (r.outcome <> coalesce(r.expect, 'ok')
-                    AND r.outcome <> 'infeasible') AS unexpected,
+                count(DISTINCT r.run_uuid) FILTER (r.outcome <> coalesce(r.expect, 'ok'))
+                    AS unexpected,
                 coalesce(sum(a.alarms), 0)::BIGINT AS alarms,
                 coalesce(sum(v.invalid), 0)::BIGINT AS invalid
-            FROM run r
+            FROM (FROM run QUALIFY row_number() OVER (
+                PARTITION BY sweep, round, cell_key, repeat ORDER BY attempt DESC) = 1) r
             LEFT JOIN (SELECT run_uuid, count(*) AS alarms FROM residual WHERE alarm
                 GROUP BY run_uuid) a USING (run_uuid)
             LEFT JOIN (SELECT run_uuid, count(*) FILTER (NOT valid) AS invalid

@@ -116,10 +116,14 @@ def outcome(run: Run) -> Entry:
         text += " (as expected)"
     elif not run.as_expected:
         text += f" (expected {run.expect or 'ok'})"
-    state = "good" if run.as_expected else "bad"
-    if run.outcome == Outcome.INFEASIBLE.value:
-        state = "note"
-    return Entry(text, state=state, why=why)
+    return Entry(text, state=_mark(run), why=why)
+
+
+def _mark(run: Run) -> str:
+    """Return how an outcome is marked; one that was expected but not measured is only a note."""
+    if not run.as_expected:
+        return "bad"
+    return "note" if run.outcome == Outcome.INFEASIBLE.value else "good"
 
 
 # The map
@@ -187,15 +191,16 @@ def grid(data: Data, missing: Sequence[Missing]) -> Section | None:
     return Section(
         "map",
         "Map of the grid",
-        "What fits, what the engine refused, what failed, what the prediction ruled out, and what "
+        "What fits, what the engine refused, what failed, what was ruled out, and what "
         "follows from a measured pool without another start.",
         figures=(
             Figure(
                 "map",
                 "How every cell came out",
                 f"{counted}. ✓ served, ✓! served with load points to doubt, R refused by the "
-                "engine's own check, OOM out of memory, ✗ failed otherwise, – infeasible by the "
-                "prediction and not started, = derived from the measured pool, … not measured yet.",
+                "engine's own check, OOM out of memory, ✗ failed otherwise, – not started: "
+                "infeasible by the prediction or by what another run met, = derived from the "
+                "measured pool, … not measured yet.",
                 (Panel("map", "Map of the grid", spec, f"Map of the grid: {counted}."),),
                 behind,
             ),

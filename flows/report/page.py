@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.report import charts, memory, overview, proof, serving
-from flows.report.content import Entry, Line, Page, Panel, Section, Table
+from flows.report.content import Entry, Page, Panel, Section, Table
 from flows.report.data import Data, course, gather
 from flows.report.evidence import Evidence
 from flows.report.overview import Missing
@@ -49,7 +49,6 @@ class Request:
     differences: Mapping[str, Any] | None = None
     #: What got worse, as :func:`warehouse.regression.regressions` returns it.
     worse: tuple[Mapping[str, Any], ...] = ()
-    links: tuple[Line, ...] = ()
 
     @property
     def runs(self) -> list[str]:
@@ -151,11 +150,7 @@ def _sections(
         *(proof.beside_published(one) for one in beside),
         overview.doubts(data) if data.runs else None,
     )
-    sections = [section for section in found if section is not None]
-    if request.links:
-        further = Section("further", "Further pages", "", links=request.links)
-        sections.append(further)
-    return sections
+    return [section for section in found if section is not None]
 
 
 def _subtitle(data: Data) -> str:
@@ -310,17 +305,21 @@ def _variables() -> str:
 
 def file_name(text: str) -> str:
     """Return a text as part of a file's name or an id."""
-    return re.sub(r"[^A-Za-z0-9_.11836]+", "-", text).strip("-.")[:120] or "report"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")[:120] or "report"
 
 
 # Files
 
 
 def write(path: Path, html: str) -> None:
-    """Write a page whole or not at all; raises :class:`BadInput` where ``path`` is a folder."""
-    if path.is_dir():
-        raise BadInput(f"{path}: is a folder, wanted the file to write")
-    write_text(path, html)
+    """Write a page whole or not at all.
+
+    Raises :class:`BadInput` where ``path`` is a folder, a pipe or a device: it would be replaced.
+    """
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise BadInput(f"{path}: is {what}, wanted the file to write")
+    write_text(path.resolve(), html)
 
 
 def export(page: Page, folder: Path) -> list[Path]:
@@ -330,10 +329,10 @@ def export(page: Page, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for figure in page.figures():
             for panel in figure.panels:
-                name = folder / file_name(panel.id)
-                name.with_suffix(".svg").write_text(charts.draw(panel.spec), encoding="utf-8")
-                name.with_suffix(".png").write_bytes(charts.png(panel.spec))
-                written += [name.with_suffix(".svg"), name.with_suffix(".png")]
+                drawn, image = (folder / f"{file_name(panel.id)}.{kind}" for kind in ("svg", "png"))
+                drawn.write_text(charts.draw(panel.spec), encoding="utf-8")
+                image.write_bytes(charts.png(panel.spec))
+                written += [drawn, image]
         for table in page.tables():
             path = folder / f"{file_name(table.id)}.csv"
             _write_csv(path, table)

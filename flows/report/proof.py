@@ -117,7 +117,7 @@ def _residual_summary(compared: Sequence[Residual]) -> Table:
                 _CLAIMS.get(kind, kind),
                 len(found),
                 sum(not one.residual for one in found),
-                f"{worst.residual or 0.0:+,.6g}",
+                Entry(f"{worst.residual or 0.0:+,.6g}", worst.residual),
                 Entry(str(alarms), alarms, state="bad" if alarms else ""),
             ]
         )
@@ -147,7 +147,7 @@ def _not_met(data: Data, compared: Sequence[Residual]) -> Table:
                 one.metric,
                 shown(data.number(run, one.metric, one.load_point, "predicted")),
                 shown(data.number(run, one.metric, one.load_point)),
-                f"{one.residual or 0.0:+,.6g}",
+                Entry(f"{one.residual or 0.0:+,.6g}", one.residual),
                 Entry("ALARM", state="bad") if one.alarm else Entry("within the printed digits"),
             ]
         )
@@ -168,7 +168,8 @@ def true_peaks(data: Data) -> Section | None:
         upper = data.derived(point, "peak_kv_usage_upper_ratio")
         if sampled.value is None or upper.value is None:
             continue
-        low = upper.value if lower.value is None else lower.value
+        # Where no lower bound is known, the sample is what was surely reached.
+        low = sampled.value if lower.value is None else lower.value
         missed += low > sampled.value + 1e-9
         words = f"{point.run.name}, {point.name}: sampled {percent(sampled.value)}, "
         words += f"true peak {percent(low)}"
@@ -218,7 +219,9 @@ def true_peaks(data: Data) -> Section | None:
 
 # One set against another
 
-_BETTER_IS_LESS = ("_ms", "_s", "preemptions", "rss_bytes", "gpu_used_bytes")
+#: Metrics of load whose worse direction is known, beside those that a night watches.
+_WORSE_LOAD = {"output_tokens_per_s": -1}
+_WORSE_IS_MORE = ("_ms", "_s", "preemptions", "rss_bytes", "gpu_used_bytes")
 
 
 def changes(found: Mapping[str, Any], *, worse: Sequence[Mapping[str, Any]] = ()) -> Section:
@@ -294,11 +297,10 @@ def _kind(row: Mapping[str, Any]) -> str:
         return "noise unknown"
     if row["verdict"] != "different":
         return "within noise"
-    sign = WORSE.get(row["metric"])
-    if sign is None and str(row["metric"]).endswith(_BETTER_IS_LESS):
+    metric = str(row["metric"])
+    sign = WORSE.get(metric, _WORSE_LOAD.get(metric))
+    if sign is None and metric.endswith(_WORSE_IS_MORE):
         sign = +1
-    if sign is None and row["metric"] == "output_tokens_per_s":
-        sign = -1
     if sign is None:
         return "changed"
     return "worse" if row["difference"] * sign > 0 else "better"
@@ -324,7 +326,7 @@ def _change_row(label: str, row: Mapping[str, Any], kind: str) -> list[object]:
         f"{row['metric']}{place}",
         worded(row["metric"], row["mean_a"]),
         worded(row["metric"], row["mean_b"]),
-        change,
+        Entry(change, row["difference"]),
         Entry(told, state=_KIND_STATE.get(kind, "")),
     ]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Panel, Section, Table, table
 from flows.report.data import Course, Data, Point, Run
-from flows.report.words import GIB, MIB, joined, made, percent, several, shown, worded
+from flows.report.words import GIB, MIB, joined, made, percent, several, shown, told_apart, worded
 from tasks.files import read_json
 from tasks.home import Home
 from tasks.plan import sizing
@@ -88,7 +88,12 @@ def against_concurrency(data: Data, marks: Sequence[Mark] = ()) -> Section | Non
         points = [p for run in runs for p in data.points_by_run.get(run.run_uuid, [])]
         points = [p for p in points if p.state not in (None, "skipped")]
         if points:
-            own = [mark for mark in marks if mark.point.run.label == group[0]]
+            lengths = {p.lengths for p in points}
+            own = [
+                mark
+                for mark in marks
+                if mark.point.run.label == group[0] and mark.point.lengths in lengths
+            ]
             figures.append(_cell_figure(data, number, runs, points, own))
     if not figures:
         return None
@@ -138,28 +143,34 @@ def _cell_figure(
     )
 
 
-def _series_names(points: Iterable[Point]) -> dict[tuple[int, int], str]:
-    """Return how each prompt length is called; the answer's length too where it varies."""
-    lengths = sorted({(p.prompt_tokens, p.output_tokens) for p in points})
-    if len({output for _, output in lengths}) == 1:
-        return {length: f"{length[0]:,} tokens" for length in lengths}
-    return {length: f"{length[0]:,} + {length[1]:,} tokens" for length in lengths}
+def _series_names(points: Iterable[Point]) -> dict[tuple[int, int, int], str]:
+    """Return how each prompt length is called; answer and shared prefix too where they vary."""
+    lengths = sorted({p.lengths for p in points})
+    outputs, prefixes = ({length[place] for length in lengths} for place in (1, 2))
+    return {
+        (prompt, output, prefix): f"{prompt:,}"
+        + (f" + {output:,}" if len(outputs) > 1 else "")
+        + " tokens"
+        + (f", {prefix:,} shared" if len(prefixes) > 1 else "")
+        for prompt, output, prefix in lengths
+    }
 
 
 def _point_rows(
     data: Data,
     points: Iterable[Point],
     quantity: Quantity,
-    names: Mapping[tuple[int, int], str],
+    names: Mapping[tuple[int, int, int], str],
 ) -> Iterator[dict[str, object]]:
     for point in points:
         value = data.value(point.run, quantity.metric, point.index)
         if value is None:
             continue
         flag = " (invalid)" if point.valid is False else ""
-        series = names[(point.prompt_tokens, point.output_tokens)]
+        series = names[point.lengths]
         yield {
             "parallel": point.parallel,
+            "point": point.index,
             "value": value / quantity.scale,
             "series": series,
             "valid": point.valid is not False,
@@ -169,10 +180,10 @@ def _point_rows(
 
 
 def _mark_row(
-    mark: Mark, quantity: Quantity, names: Mapping[tuple[int, int], str]
+    mark: Mark, quantity: Quantity, names: Mapping[tuple[int, int, int], str]
 ) -> dict[str, object]:
     point = mark.point
-    series = names[(point.prompt_tokens, point.output_tokens)]
+    series = names[point.lengths]
     return {
         "parallel": point.parallel,
         "value": mark.value / quantity.scale,
@@ -183,13 +194,13 @@ def _mark_row(
 
 
 def _means(rows: Iterable[Mapping[str, object]]) -> Iterator[dict[str, object]]:
-    """Yield the mean over repeats of what is valid."""
-    found: dict[tuple[str, int], list[float]] = {}
+    """Yield the mean over repeats of what is valid; two load points of one run are no repeats."""
+    found: dict[tuple[str, int, int], list[float]] = {}
     for row in rows:
         if row["valid"]:
-            key = (str(row["series"]), int(str(row["parallel"])))
+            key = (str(row["series"]), int(str(row["parallel"])), int(str(row["point"])))
             found.setdefault(key, []).append(float(str(row["value"])))
-    for (series, parallel), values in sorted(found.items()):
+    for (series, parallel, _), values in sorted(found.items()):
         yield {"series": series, "parallel": parallel, "value": fmean(values)}
 
 
@@ -315,8 +326,7 @@ def _span_row(data: Data, course: Course, number: int) -> list[object]:
         ("requests_running", "peak_requests_running"),
         ("requests_waiting", "peak_requests_waiting"),
     ):
-        line = course.lines.get(name)
-        top = None if line is None else line.highest(span)
+        top = span.peaks.get(name)
         if top is not None:
             formula = f"highest sample of {name} of run {course.run.run_uuid} in this phase"
             peaks.append(made(top, worded(metric, top), formula))
@@ -362,7 +372,8 @@ def served(home: Home, data: Data) -> list[Served]:
     for runs in data.groups.values():
         for run in runs:
             blocks = data.value(run, "num_gpu_blocks")
-            if run.outcome != Outcome.OK.value or blocks is None:
+            # One block is the null block: there is none to give out.
+            if run.outcome != Outcome.OK.value or blocks is None or blocks < 2:
                 continue
             one = _served(home, run, int(blocks))
             if one is not None:
@@ -475,7 +486,12 @@ def capacity(
         return None
     bars: list[dict[str, Any]] = []
     rows = []
-    for one in cells:
+    names = told_apart(
+        [one.run.label for one in cells],
+        [f"vLLM {one.run.engine_version}" for one in cells],
+        [one.run.run_uuid[:8] for one in cells],
+    )
+    for name, one in zip(names, cells, strict=True):
         try:
             user = sizing.per_user(one.description, one.settings, sizing.Workload(tokens))
         except BadInput:
@@ -483,7 +499,6 @@ def capacity(
         fits = one.settings.max_model_len is None or tokens <= one.settings.max_model_len
         users = sizing.users_in_blocks(user, one.blocks * user.block_bytes) if fits else 0
         formula = f"({one.blocks:,} blocks − 1) // {user.blocks} blocks a user of {tokens:,} tokens"
-        name = one.run.label
         bars.append({"name": name, "value": users, "best": False, "text": f"{users:,}"})
         why = "" if fits else f"a request of {tokens:,} tokens is above the context limit"
         rows.append(

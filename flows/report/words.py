@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.report.content import Entry
@@ -73,6 +74,21 @@ def joined(names: Iterable[object], *, most: int = 6) -> str:
     listed = [str(name) for name in names]
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more
+
+
+def told_apart(names: Sequence[str], *more: Sequence[str]) -> list[str]:
+    """Return names with the next list's text added wherever several are still the same.
+
+    A chart adds up bars of one name: two runs must never share one.
+    """
+    found = list(names)
+    for texts in more:
+        seen = Counter(found)
+        found = [
+            f"{name}, {text}" if seen[name] > 1 else name
+            for name, text in zip(found, texts, strict=True)
+        ]
+    return found
 
 
 def one_line(text: object, *, most: int = 240) -> str:

@@ -23,9 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows import cli
-from flows.report import charts, nights, page
+from flows.report import charts, nights, page, proof, serving
 from flows.report.content import Entry, Page, table
-from flows.report.data import thinned
+from flows.report.data import course, gather, thinned
 from flows.report.evidence import Evidence
 from flows.report.page import Built, Request
 from tasks import record
@@ -33,7 +33,7 @@ from tasks.files import write_json
 from tasks.home import Home
 from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab
-from warehouse.compare import Selection, choose
+from warehouse.compare import Selection, cells, choose
 from warehouse.connection import open_snapshot
 from warehouse.registry import Outcome, Phase
 
@@ -232,6 +232,48 @@ def test_a_failed_run_says_why_where_it_stands(made: Built) -> None:
     assert {"ok", "refused", "derived"} <= {row[2].text for row in places}
 
 
+def ruled_out(bundle: Path) -> None:
+    """Make the prediction of a bundle refuse its cell."""
+    prediction = json.loads((bundle / "prediction.json").read_text())
+    refused = {"type": "max_model_len_above_memory", "message": "does not fit"}
+    write_json(bundle / "prediction.json", prediction | {"refused": refused})
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_infeasible_is_expected_only_by_the_own_prediction(tmp_path: Path) -> None:
+    """One that another run's failure settled was to end well: page, index and compare say so."""
+    unstarted: dict[str, Any] = {
+        "outcome": Outcome.INFEASIBLE,
+        "phase": Phase.QUEUE,
+        "observed": None,
+        "log": None,
+        "metrics": None,
+        "requests": (),
+        "samples": (),
+    }
+    lab = Lab(Home(tmp_path / "home"))
+    sealed = [
+        lab.seal(label="ruled-out", max_model_len=65536, change=ruled_out, **unstarted),
+        lab.seal(label="settled", max_model_len=131072, **unstarted),
+        lab.seal(label="cut", outcome=Outcome.STOPPED, observed="interrupted"),
+        lab.seal(label="cut", attempt=2, started_s=1100.0),
+    ]
+    record.ingest(lab.home, sealed)
+    found = built(lab.home)
+    lines = [line.text for line in found.page.banner]
+    assert any("settled infeasible" in text and "ruled-out" not in text for text in lines)
+    rows = next(t for t in found.page.tables() if t.id == "cells").rows
+    told = {row[0].text: (row[2].text, row[2].state) for row in rows}
+    assert told["ruled-out"] == ("infeasible (as expected)", "note")
+    assert told["settled"] == ("infeasible (expected ok)", "bad")
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        chosen = choose(connection, None)
+        judged = {c["label"]: c["as_expected"] for c in cells(connection, chosen.runs)}
+        (night,) = nights.nights(connection)
+    assert (judged["ruled-out"], judged["settled"]) == (True, False)
+    assert night.unexpected == 1, "the stopped attempt was repeated"
+
+
 def test_absent_numbers_say_why(made: Built) -> None:
     """Nothing is shown as 0 that was not measured, and the CPU has no device memory."""
     cells = [e for t in made.page.tables() for row in t.rows for e in row if e.text == "–"]
@@ -351,6 +393,81 @@ def test_the_bars_of_device_memory_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_equal_configurations_have_bars_of_their_own(tmp_path: Path) -> None:
+    """Two versions of one cell are not added up to one bar, of memory or of users."""
+    lab = Lab(Home(tmp_path / "home"))
+    sealed = [
+        lab.seal(change=gpu_log, started_s=1001.0 + number, engine_version=version)
+        for number, version in enumerate(("0.27.0", "0.26.0"))
+    ]
+    record.ingest(lab.home, sealed)
+    figures = {figure.id: figure for figure in built(lab.home).page.figures()}
+    for id_ in ("memory", "users"):
+        spec: Any = figures[id_].panels[0].spec
+        names = {row["name"] for row in spec["layer"][0]["data"]["values"]}
+        assert len(names) == 2, id_
+        assert any("0.26.0" in name for name in names)
+
+
+def shared_gpu(bundle: Path) -> None:
+    """Make the samples of a run's GPU name a process of somebody else's."""
+    gpu_log(bundle)
+    raw = bundle / "raw" / "gpu_samples.jsonl"
+    raw.write_text(raw.read_text().replace('"gpus": [{', '"gpus": [{"foreign_pids": [4711], '))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_another_process_held_is_not_the_runs(tmp_path: Path) -> None:
+    """Device memory in use is not told where it was not the run's alone."""
+    lab = Lab(Home(tmp_path / "home"))
+    record.ingest(lab.home, [lab.seal(change=shared_gpu, metrics=None)])
+    figure = next(f for f in built(lab.home).page.figures() if f.id == "memory")
+    told = dict(zip(figure.table.columns, figure.table.rows[0], strict=True))["in use (NVML)"]
+    assert (told.text, told.why) == ("–", "another process used the GPU")
+
+
+def test_a_published_value_does_not_look_like_a_measured_one() -> None:
+    """In the bars of device memory each source has its mark."""
+    marks = [{"name": "a", "gib": 1.0, "source": s, "words": s} for s in ("measured", "published")]
+    spec: Any = charts.allocation([], [], marks, order=["a"])
+    drawn = {layer["data"]["values"][0]["words"]: layer["mark"] for layer in spec["layer"][2:]}
+    assert drawn["measured"]["type"] == "tick"
+    assert drawn["published"] | {"size": 0} == {
+        "type": "point", "shape": "diamond", "filled": False, "size": 0,
+        "color": charts.light("ink"),
+    }  # fmt: skip
+
+
+def test_load_points_that_differ_are_no_repeats() -> None:
+    """A mean joins the same load point of several runs, and only valid ones."""
+    row = {"series": "512 tokens", "parallel": 4, "valid": True}
+    rows: list[dict[str, object]] = [
+        row | {"point": 0, "value": 1.0},
+        row | {"point": 0, "value": 3.0},
+        row | {"point": 0, "value": 99.0, "valid": False},
+        row | {"point": 1, "value": 8.0},
+    ]
+    assert [mean["value"] for mean in serving._means(rows)] == [2.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "difference", "kind"),
+    [
+        ("output_tokens_per_s", 5.0, "better"),
+        ("output_tokens_per_s", -5.0, "worse"),
+        ("ttft_p50_ms", 5.0, "worse"),
+        ("window_s", -5.0, "better"),
+        ("kv_cache_size_tokens", -5.0, "worse"),
+        ("num_gpu_blocks", -5.0, "changed"),
+    ],
+)
+def test_a_change_is_worse_in_its_own_direction(metric: str, difference: float, kind: str) -> None:
+    """A rate in tokens a second is no duration, though its name ends like one."""
+    row = {"verdict": "different", "metric": metric, "difference": difference}
+    assert proof._kind(row) == kind
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_published_values_are_marks_beside_ours(tmp_path: Path) -> None:
     """A shipped sweep's figures are drawn where its cell has that load point, and told apart."""
     lab = Lab(Home(tmp_path / "home"))
@@ -386,6 +503,24 @@ def test_thinning_loses_no_peak(values: list[float], buckets: int) -> None:
     assert len(kept) <= max(2 * buckets + 2, 0) or len(values) <= 2 * buckets
     assert (np.diff(at) > 0).all()
     assert (value[at.astype(int)] == kept).all()
+
+
+def test_a_phases_peak_is_of_every_sample(tmp_path: Path) -> None:
+    """A phase shorter than a stretch of the drawing keeps its own highest sample."""
+    lab = Lab(Home(tmp_path / "home"))
+    usage = [0.5 if number == 104 else 0.1 if number % 2 else 0.9 for number in range(150)]
+    samples = [(1001.0 + n / 10, value, 1.0, 0.0, 0.0) for n, value in enumerate(usage)]
+    phases = [{"name": "measure", "load_point": 0, "start_s": 1011.35, "end_s": 1011.45}]
+
+    def with_phases(bundle: Path) -> None:
+        write_json(bundle / "phases.json", {"phases": phases})
+
+    record.ingest(lab.home, [lab.seal(run_uuid=RUN, samples=samples, change=with_phases)])
+    with open_snapshot(lab.home.warehouse_snapshot) as connection:
+        (one,) = gather(connection, "", [RUN]).runs
+        seen_ = course(connection, one, buckets=3)
+    (span,) = [span for span in seen_.spans if span.phase == "measure"]
+    assert span.peaks["kv_usage_ratio"] == 0.5
 
 
 def test_files_of_charts_and_tables(made: Built, tmp_path: Path) -> None:

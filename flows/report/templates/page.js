@@ -83,7 +83,7 @@
   const quoted = (cell) => {
     const raw = cell.dataset.v ?? cell.textContent.trim();
     const safe = cell.dataset.v === undefined && /^[=+\-@\t\r]/.test(raw) ? "'" + raw : raw;
-    return /[",\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
+    return /[",\r\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
   };
   const csv = (table) => [...table.rows].map((row) => [...row.cells].map(quoted).join(",")).join("\n") + "\n";
   for (const table of document.querySelectorAll("table[data-name]")) {
