@@ -28,19 +28,21 @@ def emit_json(value: Mapping[str, object]) -> None:
 
 
 def emit_text(text: str) -> None:
-    """Print a line of data on stdout."""
-    sys.stdout.write(text + "\n")
+    """Print a line of data on stdout: as it is in a pipe, harmless in a terminal."""
+    sys.stdout.write((_harmless(text) if sys.stdout.isatty() else text) + "\n")
 
 
 def say(text: str) -> None:
     """Print a line of talk on stderr, whole whatever the terminal's width, without secrets."""
-    # Lines of a log can hold control characters; none of them may steer a terminal.
-    shown = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
-        for c in Secrets.here().clean_text(text)
-    )
-    sys.stderr.write(shown + "\n")
+    sys.stderr.write(_harmless(Secrets.here().clean_text(text)) + "\n")
     sys.stderr.flush()
+
+
+def _harmless(text: str) -> str:
+    """Return a text whose control characters, as a log's lines hold them, steer no terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def print_table(
@@ -56,7 +58,8 @@ def print_table(
         for index in range(len(columns))
     ]
     if sys.stdout.isatty():
-        _print_fitted(title, columns, texts, numeric)
+        harmless = [[_harmless(cell) for cell in row] for row in texts]
+        _print_fitted(_harmless(title), columns, harmless, numeric)
     else:
         sys.stdout.writelines(_whole_lines(title, columns, texts, numeric))
     if note:

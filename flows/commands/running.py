@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.commands.planning import SweepArgument, TargetOption
-from flows.output import emit_text, say
+from flows.output import say
 from flows.shipped import find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
@@ -285,7 +285,7 @@ def logs(
     run_uuid = find_run(home, run)
     sealed = home.bundles / run_uuid / "server.log"
     if sealed.is_file():
-        emit_text(sealed.read_text(encoding="utf-8", errors="replace").rstrip("\n"))
+        sys.stdout.write(sealed.read_text(encoding="utf-8", errors="replace").rstrip("\n") + "\n")
         return
     port = port_of(home, target_of(home, run_uuid))
     secrets = Secrets.here()

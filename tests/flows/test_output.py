@@ -106,6 +106,19 @@ def test_a_narrow_terminal_gets_blocks_and_no_cut_words(monkeypatch: pytest.Monk
     assert "outcome refused" in " ".join(narrow.split())
 
 
+def test_a_logs_control_characters_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a table nor in a line of data; a pipe gets the text as it is."""
+    hostile = "a\x1b]0;title\x07\x9b2Jb\tc"
+    assert not set("\x1b\x07\x9b") & set(in_a_terminal(monkeypatch, 80, [[hostile, "ok", 1]]))
+    for terminal in (True, False):
+        page = io.StringIO()
+        monkeypatch.setattr(page, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stdout", page)
+        output.emit_text(hostile)
+        assert (page.getvalue() == hostile + "\n") is not terminal
+        assert bool(set("\x1b\x07\x9b") & set(page.getvalue())) is not terminal
+
+
 def test_what_a_cell_means_has_a_colour() -> None:
     """Outcomes by their first word; what is expected is no fault."""
     styles = {
