@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +122,7 @@ def of_date(
 
 
 def on_date(connection: duckdb.DuckDBPyConnection, date: str) -> list[tuple[str, str]]:
-    """Return ``(sweep, label)`` of every round of a night: labelled so, or begun on that day.
+    """Return ``(sweep, label)`` of every round of a night: labelled so, or begun on it.
 
     Raises :class:`BadInput` when there is none, naming the newest.
     """
@@ -130,12 +131,17 @@ def on_date(connection: duckdb.DuckDBPyConnection, date: str) -> list[tuple[str,
         "SELECT sweep, round AS label, min(started_at) AS started_at FROM run "
         "GROUP BY sweep, round ORDER BY started_at DESC NULLS LAST",
     )
-    labelled = [row for row in rows if date in str(row["label"])]
-    found = labelled or [row for row in rows if str(row["started_at"]).startswith(date)]
-    if not (date and found):
-        newest = joined(str(row["started_at"])[:10] for row in rows[:3]) or "no run at all"
+    found = [row for row in rows if _date(row) == date]
+    if not found:
+        newest = joined(dict.fromkeys(_date(row) for row in rows[:3])) or "no run at all"
         raise BadInput(f"--night {date!r}: no round of that date; the newest: {newest}")
     return [(str(row["sweep"]), str(row["label"])) for row in reversed(found)]
+
+
+def _date(row: Mapping[str, Any]) -> str:
+    """Return the date that a round's label names, else the one on which it began."""
+    named = re.search(r"\d{4}-\d{2}-\d{2}", str(row["label"]))
+    return named[0] if named else str(row["started_at"])[:10]
 
 
 def nights(connection: duckdb.DuckDBPyConnection, sweep: str | None = None) -> list[Night]:

@@ -640,6 +640,7 @@ def test_night_and_comparison(two_nights: Home, run: Run) -> None:
     ("arguments", "words"),
     [
         (("--night", "1999-01-01"), "no round of that date"),
+        (("--night", "2026-11"), "the newest: 2026-11-29"),
         (("demo", "--night", "2026-11-29"), "wanted one of"),
         (("nosuch",), "wanted a UUID"),
         (("demo", "-o", "."), "is a folder"),
