@@ -9,6 +9,7 @@ from typing import Any
 from flows.report import charts
 from flows.report.content import Entry, Figure, Line, Panel, Section, Table, table
 from flows.report.data import Data, Residual
+from flows.report.serving import validity
 from flows.report.words import count, joined, one_line, percent, several, shown, size, worded
 from warehouse.regression import WORSE
 
@@ -33,6 +34,8 @@ def residuals(data: Data) -> Section | None:
             points.get((one.run_uuid, one.load_point or 0)) if one.load_point is not None else None
         )
         place = named[one.run_uuid].name + ("" if where is None else f", {where.name}")
+        if where is not None and where.valid is False:
+            place += " (invalid)"
         metric = one.metric + (" (bound)" if one.kind == "upper_bound" else "")
         rows.append(
             {
@@ -175,6 +178,8 @@ def true_peaks(data: Data) -> Section | None:
         words += f"true peak {percent(low)}"
         if point.case != "exact":
             words += f" to {percent(upper.value)}"
+        if point.valid is False:
+            words += " (invalid)"
         rows.append(
             {
                 "sampled": sampled.value,
@@ -193,6 +198,7 @@ def true_peaks(data: Data) -> Section | None:
                 shown(upper),
                 point.case or "–",
                 shown(data.derived(point, "samples_outside_curves")),
+                validity(point),
             ]
         )
     if not rows:
@@ -211,7 +217,7 @@ def true_peaks(data: Data) -> Section | None:
                 "True peak against sampled peak",
                 told,
                 (Panel("peaks", "True against sampled peak", charts.true_peaks(rows), told),),
-                table("peaks", "Peaks", (*columns, "samples outside"), cells),
+                table("peaks", "Peaks", (*columns, "samples outside", "valid"), cells),
             ),
         ),
     )

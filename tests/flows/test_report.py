@@ -426,6 +426,35 @@ def test_what_another_process_held_is_not_the_runs(tmp_path: Path) -> None:
     assert (told.text, told.why) == ("–", "another process used the GPU")
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_an_invalid_load_point_is_told_wherever_its_numbers_stand(tmp_path: Path) -> None:
+    """In the tables of load points and of peaks, and in the words of the marks."""
+    lab = Lab(Home(tmp_path / "home"))
+    record.ingest(lab.home, [lab.seal(client_lag_s=3.0)])
+    found = built(lab.home)
+    tables = {one.id: one for one in found.page.tables()}
+    for id_ in ("load-0", "peaks"):
+        assert [row[-1].text for row in tables[id_].rows] == ["INVALID"], id_
+    for figure in found.page.figures():
+        if figure.id in ("load-0", "peaks"):
+            spec: Any = figure.panels[0].spec
+            rows = [row for layer in spec["layer"] for row in layer["data"]["values"]]
+            told = [str(row["words"]) for row in rows if "words" in row]
+            assert told, figure.id
+            assert all(text.endswith("(invalid)") for text in told), figure.id
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_peak_without_a_lower_bound_was_not_surely_reached(tmp_path: Path) -> None:
+    """Where preemptions are not known, the upper bound is no peak that a scrape missed."""
+    samples = [(1009.0 + n, 0.003, 1.0, 0.0, None) for n in range(7)]
+    lab = Lab(Home(tmp_path / "home"))
+    record.ingest(lab.home, [lab.seal(samples=samples)])
+    figure = next(f for f in built(lab.home).page.figures() if f.id == "peaks")
+    assert figure.table.rows[0][3].text == "–"
+    assert figure.caption.startswith("At 0 of 1 load points")
+
+
 def test_a_published_value_does_not_look_like_a_measured_one() -> None:
     """In the bars of device memory each source has its mark."""
     marks = [{"name": "a", "gib": 1.0, "source": s, "words": s} for s in ("measured", "published")]
