@@ -315,6 +315,8 @@ def _needs_of_services(found: Mapping[str, Any]) -> Iterator[Need]:
 
 
 def _needs_of_schedules(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    for path in schedules.unreadable(home):
+        yield Need(f"{path}: damaged, no night of it is measured", f"rm {shlex.quote(str(path))}")
     for row in rows:
         if row["in_prefect"] is False:
             yield Need(f"{row['name']}: Prefect has lost its schedule", "memsweep services up")

@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return a JSON object, or ``None`` where there is no file or it is not a whole object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last one: brackets without end
         return None
     return value if isinstance(value, dict) else None
 

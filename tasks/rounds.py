@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import filelock
+from pydantic import TypeAdapter, ValidationError
 
 from tasks import processes
 from tasks.files import exclusive, read_json, write_json, write_text
@@ -97,8 +98,15 @@ class Round:
 
     @property
     def sweep_text(self) -> str:
-        """The sweep file as it was when the round was opened."""
-        return (self.folder / "sweep.yaml").read_text(encoding="utf-8")
+        """The sweep file as it was when the round was opened.
+
+        Raises :class:`CannotFindOut` where it is gone or damaged.
+        """
+        path = self.folder / "sweep.yaml"
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CannotFindOut(f"round {self.id}: {path} cannot be read: {error}") from error
 
     def sweep(self) -> Sweep:
         """The sweep as it was when the round was opened."""
@@ -174,8 +182,9 @@ class Round:
 
     def left_out(self) -> set[tuple[str, int]]:
         """Return cell key and repeat of whatever another run of the round settles."""
-        names = (path.stem.split(".") for path in (self.folder / "left-out").glob("*.*.json"))
-        return {(key, int(repeat)) for key, repeat in names}
+        names = (path.name for path in (self.folder / "left-out").glob("*.*.json"))
+        found = (re.fullmatch(r"([^.]+)\.([0-9]+)\.json", name) for name in names)
+        return {(name[1], int(name[2])) for name in found if name}
 
     # -- predictions ------------------------------------------------------------------------
 
@@ -289,13 +298,15 @@ FIELDS = (
 )
 
 
+_STATE = TypeAdapter(RepeatState)
+
+
 def _state(value: dict[str, object]) -> RepeatState | None:
     """Return the state that a file holds; ``None`` where it is not one (then it is made anew)."""
-    if not isinstance(value.get("cell_key"), str) or not isinstance(value.get("repeat"), int):
+    try:
+        return _STATE.validate_python({name: value.get(name) for name in FIELDS})
+    except ValidationError:
         return None
-    if not isinstance(value.get("attempt"), int):
-        return None
-    return RepeatState(**{name: value.get(name) for name in FIELDS})  # type: ignore[arg-type]
 
 
 def _claim(home: Home, prefix: str, label: str | None) -> tuple[str, Path]:
@@ -327,20 +338,27 @@ def _plain(target: str) -> str:
 
 def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
     """Return the rounds in the state folder, oldest first, of one sweep name or of all."""
-    values = (read_json(path) for path in home.rounds.glob("*/round.json"))
-    read = (_round(home, value) for value in values if value)
+    paths = home.rounds.glob("*/round.json")
+    read = (_round(home, path.parent.name, read_json(path) or {}) for path in paths)
     found = [r for r in read if r is not None and sweep_name in (None, r.sweep_name)]
     return sorted(found, key=lambda round_: (round_.opened_at, round_.id))
 
 
-def _round(home: Home, value: dict[str, object]) -> Round | None:
-    """Return the round that ``round.json`` describes; ``None`` where something is missing."""
+def _round(home: Home, folder: str, value: dict[str, object]) -> Round | None:
+    """Return the round of a folder as its ``round.json`` tells; ``None`` where that is damaged."""
     facts = {"target": DEFAULT_TARGET} | {name: value[name] for name in _FACTS if name in value}
     texts = {name: fact for name, fact in facts.items() if isinstance(fact, str) and fact}
     seed = value.get("seed")
-    if len(texts) != len(_FACTS):
+    if len(texts) != len(_FACTS) or texts["id"] != folder or not _is_time(texts["opened_at"]):
         return None
     return Round(home=home, **texts, seed=seed if isinstance(seed, int) else None)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def open_round(

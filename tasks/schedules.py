@@ -17,13 +17,14 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import filelock
+from pydantic import TypeAdapter, ValidationError
 
 from tasks import processes
 from tasks.files import read_json, write_json
@@ -159,8 +160,25 @@ def time_of(label: str) -> datetime:
 
 def schedules(home: Home) -> list[Schedule]:
     """Return what is scheduled in this state folder, by name."""
-    read = (read_json(path) for path in sorted(home.schedules.glob("*.json")))
-    return [schedule for value in read if value and (schedule := _made(Schedule, value))]
+    read = (_schedule(path) for path in sorted(home.schedules.glob("*.json")))
+    return [schedule for schedule in read if schedule is not None]
+
+
+def unreadable(home: Home) -> list[Path]:
+    """Return the files of schedules that are damaged: no night of theirs is fired any more."""
+    return [path for path in sorted(home.schedules.glob("*.json")) if _schedule(path) is None]
+
+
+def _schedule(path: Path) -> Schedule | None:
+    """Return the schedule that a file holds; ``None`` where it is damaged."""
+    schedule = _read(_SCHEDULE, path)
+    if schedule is None or schedule.name != path.stem:
+        return None
+    try:
+        check_cron(schedule.cron, schedule.timezone)
+    except BadInput:
+        return None
+    return schedule
 
 
 def find(home: Home, name: str) -> Schedule | None:
@@ -188,15 +206,19 @@ def log_file(home: Home, flow_run_id: str) -> Path:
 
 def nights(home: Home) -> list[Night]:
     """Return the nights that are kept, newest first."""
-    read = (read_json(path) for path in (home.schedules / "nights").glob("*.json"))
-    found = [night for value in read if value and (night := _made(Night, value))]
+    read = (_night(path) for path in (home.schedules / "nights").glob("*.json"))
+    found = [night for night in read if night is not None]
     return sorted(found, key=lambda night: night.began_at, reverse=True)
 
 
 def find_night(home: Home, flow_run_id: str) -> Night | None:
     """Return what is kept of the night that is this Prefect flow run."""
-    value = read_json(home.schedules / "nights" / f"{flow_run_id}.json")
-    return _made(Night, value) if value else None
+    return _night(home.schedules / "nights" / f"{flow_run_id}.json")
+
+
+def _night(path: Path) -> Night | None:
+    night = _read(_NIGHT, path)
+    return night if night is not None and night.flow_run_id == path.stem else None
 
 
 def save_night(home: Home, night: Night) -> None:
@@ -257,10 +279,12 @@ def only_night(home: Home, name: str, flow_run_id: str) -> Iterator[None]:
         lock.release()
 
 
-def _made(kind: type[T], value: dict[str, object]) -> T | None:
-    """Return what a file holds; ``None`` where something is missing. Unknown keys are left out."""
-    known = {field.name for field in fields(kind)}
+_SCHEDULE, _NIGHT = TypeAdapter(Schedule), TypeAdapter(Night)
+
+
+def _read(kind: TypeAdapter[T], path: Path) -> T | None:
+    """Return what a file holds; ``None`` where it is damaged. Unknown keys are left out."""
     try:
-        return kind(**{key: one for key, one in value.items() if key in known})  # type: ignore[arg-type]
-    except TypeError:
+        return kind.validate_python(read_json(path))
+    except ValidationError:
         return None

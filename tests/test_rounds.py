@@ -164,19 +164,51 @@ def test_writing_is_all_or_nothing(tmp_path: Path) -> None:
         ("flows.jsonl", '7\n{"pid": []}\nx\n'),
         (f"repeats/{KEY}.1.json", '{"cell_key": 5}'),
         (f"repeats/{KEY}.1.json", "\x00"),
+        (f"repeats/{KEY}.1.json", "[" * 100_000),
+        (
+            f"repeats/{KEY}.1.json",
+            json.dumps({"cell_key": KEY, "repeat": 1, "attempt": 1} | {"outcome": []}),
+        ),
+        (
+            f"repeats/{KEY}.1.json",
+            json.dumps({"cell_key": KEY, "repeat": 1, "attempt": 1} | {"run_uuid": 5}),
+        ),
+        (f"left-out/{KEY}.x.json", "{}"),
+        (f"left-out/{KEY}.1.2.json", "{}"),
     ],
 )
 def test_a_damaged_file_costs_only_itself(home: Home, name: str, text: str) -> None:
     round_, _ = opened(home)
     opened(home, fresh=True)
     round_.save(state())
+    (round_.folder / name).parent.mkdir(exist_ok=True)
     (round_.folder / name).write_text(text)
     left = rounds_of(home)
     assert left[-1].label == "2"
     for one in left:
+        assert one.left_out() == set()
+        assert all(isinstance(found.run_uuid, str | None) for found in one.states())
+        assert all(isinstance(found.outcome, str | None) for found in one.states())
         assert one.holder() is None
         assert one.dead_flows() == []
         assert len(one.states()) <= 1
+
+
+@pytest.mark.parametrize(
+    "fact", [{"id": "../elsewhere"}, {"opened_at": "yesterday"}, {"opened_at": "2026-11-29"}]
+)
+def test_a_round_is_the_one_of_its_folder_and_of_a_time(home: Home, fact: dict[str, str]) -> None:
+    """Nobody may be led to another folder, and `prune` compares the time."""
+    path = opened(home)[0].folder / "round.json"
+    write_json(path, (read_json(path) or {}) | fact)
+    assert rounds_of(home) == []
+
+
+def test_a_rounds_sweep_that_is_no_text_is_told(home: Home) -> None:
+    round_, _ = opened(home)
+    (round_.folder / "sweep.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(CannotFindOut, match=r"sweep\.yaml cannot be read"):
+        round_.sweep()
 
 
 def test_a_round_keeps_its_sweeps_prompt_files(home: Home, tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import pytest
 
 from tasks import processes, schedules
+from tasks.files import write_json
 from tasks.home import Home
 from tasks.schedules import Night, Schedule
 from warehouse.errors import BadInput
@@ -85,6 +86,37 @@ def test_a_schedule_is_kept_replaced_and_forgotten(home: Home) -> None:
     assert schedules.find(home, "demo") == schedule(cron="0 3 * * *")
     schedules.remove(home, "demo")
     assert schedules.find(home, "demo") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"cron": 5},
+        {"cron": "0 2 * *"},
+        {"timezone": "Mars"},
+        {"webhook": 7},
+        {"target": []},
+        {"name": "../rounds/x"},
+    ],
+)
+def test_a_damaged_schedule_is_none_and_is_told(home: Home, damage: dict[str, object]) -> None:
+    """Its name, too, is its file's: `schedule --remove` deletes by it."""
+    path = home.schedules / "demo.json"
+    write_json(path, asdict(schedule()) | damage)
+    assert schedules.schedules(home) == []
+    assert schedules.unreadable(home) == [path]
+    write_json(path, asdict(schedule()) | {"unknown": 1})
+    assert (schedules.schedules(home), schedules.unreadable(home)) == ([schedule()], [])
+
+
+@pytest.mark.parametrize(
+    "damage", [{"began_at": None}, {"message": 5}, {"sweep": [1]}, {"flow_run_id": "../../x"}]
+)
+def test_a_damaged_night_is_none(home: Home, damage: dict[str, object]) -> None:
+    schedules.save_night(home, night("f2"))
+    write_json(home.schedules / "nights" / "f1.json", asdict(night()) | damage)
+    assert schedules.nights(home) == [night("f2")]
+    assert schedules.find_night(home, "f1") is None
 
 
 def test_the_webhooks_address_can_stay_in_the_environment(

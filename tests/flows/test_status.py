@@ -322,6 +322,16 @@ def test_what_is_scheduled_is_listed_and_removed_with_the_services_down(
     assert schedules.schedules(home) == []
 
 
+def test_a_damaged_schedule_needs_a_hand(home: Home) -> None:
+    path = home.schedules / "a b.json"
+    write_json(path, {})
+    (need,) = overview.overview(home)["needs"]
+    assert need == {
+        "what": f"{path}: damaged, no night of it is measured",
+        "command": f"rm '{path}'",
+    }
+
+
 def test_the_scheduler_stays_for_what_was_scheduled_meanwhile(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
