@@ -65,11 +65,10 @@ def choose(home: Home, policy: Policy, *, now_s: float | None = None) -> list[It
     """Return what the policy lets go of this state folder; changes nothing."""
     moment = time.time() if now_s is None else now_s
     pruned = ledger.read(home.bundles).pruned
-    return [
-        *_copies(home, moment - policy.copies_days * DAY_S),
-        *_leftovers(home, pruned),
-        *(() if policy.rounds_days is None else _rounds(home, moment - policy.rounds_days * DAY_S)),
-    ]
+    chosen = [*_copies(home, moment - policy.copies_days * DAY_S), *_leftovers(home, pruned)]
+    if policy.rounds_days is not None:
+        chosen += _rounds(home, moment - policy.rounds_days * DAY_S, pruned)
+    return chosen
 
 
 def flow_runs(api_url: str, policy: Policy) -> list[Item]:
@@ -162,9 +161,9 @@ def _leftovers(home: Home, pruned: frozenset[str]) -> Iterator[Item]:
             yield Item("leftover", f"bundle of pruned run {run}", _size(folder), (folder,))
 
 
-def _rounds(home: Home, before_s: float) -> Iterator[Item]:
+def _rounds(home: Home, before_s: float, pruned: frozenset[str]) -> Iterator[Item]:
     kept: dict[tuple[str, str], int] = {}
-    sealed = _sealed_runs(home)
+    sealed = _sealed_runs(home, pruned)
     for round_ in reversed(rounds_of(home)):
         place = (round_.sweep_name, round_.target)
         kept[place] = kept.get(place, 0) + 1
@@ -179,15 +178,17 @@ def _rounds(home: Home, before_s: float) -> Iterator[Item]:
             yield Item("round", what, size, paths, tuple(runs), round_)
 
 
-def _sealed_runs(home: Home) -> dict[str, list[str]]:
+def _sealed_runs(home: Home, pruned: frozenset[str]) -> dict[str, list[str]]:
     """Return every attempt that is sealed, by its round: states name only the last one.
 
-    A manifest that cannot be read is no round's: `verify` tells of it.
+    A manifest that cannot be read is no round's: `verify` tells of it. A pruned run's bundle is a
+    leftover, whatever its round.
     """
     found = defaultdict(list)
     for path in bundle.all_sealed(home):
-        manifest = read_json(path / bundle.MANIFEST) or {}
-        found[str(manifest.get("round"))].append(path.name)
+        if path.name not in pruned:
+            manifest = read_json(path / bundle.MANIFEST) or {}
+            found[str(manifest.get("round"))].append(path.name)
     return found
 
 

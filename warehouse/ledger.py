@@ -157,7 +157,7 @@ def _digest(entry: Mapping[str, object]) -> str:
 def _entry(line: str) -> dict[str, object] | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     wanted = {"n", "at", "run_uuid", "manifest_sha256", "previous", "sha256"}
     return entry if isinstance(entry, dict) and set(entry) - {"pruned"} == wanted else None
