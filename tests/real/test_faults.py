@@ -249,7 +249,7 @@ def test_no_space_left(
     assert doubles.run_to_the_end(home, str(sweep), log=log, program=program) == [0], (
         log.read_text()
     )
-    print("tmpfs" if small_disks else "RLIMIT_FSIZE", text)
+    print("tmpfs" if small_disks else "refused by the process", text)
     assert problems(home, name, reference, FEW) == []
 
 

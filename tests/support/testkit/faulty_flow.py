@@ -9,10 +9,10 @@ whatever the order of the cells. What was taken and done is kept as files that o
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -129,7 +129,8 @@ BALLAST = "ballast"
 def fill(home: Home) -> None:
     """Leave no space for what the flow writes.
 
-    In file systems of the test's own where it could mount some, else by a limit on this process.
+    In file systems of the test's own where it could mount some, else every file that this process
+    opens there for writing is refused as the kernel would.
     """
     mounted = [home.root / name for name in SMALL if (home.root / name).is_mount()]
     for folder in mounted:
@@ -138,9 +139,18 @@ def fill(home: Home) -> None:
                 with contextlib.suppress(OSError):
                     while file.write(bytes(size)):
                         pass
-    if not mounted:
-        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    if mounted:
+        return
+    full = tuple(f"{home.root / name}{os.sep}" for name in SMALL)
+    writing = os.O_WRONLY | os.O_RDWR
+
+    def refuse(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(full):
+            flags = arguments[2]
+            if isinstance(flags, int) and flags & writing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))
+
+    sys.addaudithook(refuse)
 
 
 def install(faults: Faults) -> None:
