@@ -10,7 +10,7 @@ from flows.report import charts
 from flows.report.content import Entry, Figure, Line, Panel, Section, Table, table
 from flows.report.data import Data, Residual
 from flows.report.serving import validity
-from flows.report.words import count, joined, one_line, percent, several, shown, size, worded
+from flows.report.words import count, joined, made, one_line, percent, several, shown, size, worded
 from warehouse.regression import WORSE
 
 #: Charts of changes show so many, the largest first; the table holds all.
@@ -376,7 +376,7 @@ def beside_published(found: Mapping[str, Any]) -> Section | None:
                     figure["metric"],
                     ("about " if figure["about"] else "") + figure["printed"],
                     _of(figure["predicted"], figure["unit"]),
-                    _of(figure["measured"], figure["unit"]),
+                    _measured(figure),
                     Entry(verdict, state=state, why=why),
                     f"{figure['document']}: {figure['section']}",
                 ]
@@ -394,6 +394,17 @@ def beside_published(found: Mapping[str, Any]) -> Section | None:
         tables=(table("published", "Published figures", (*columns, "source"), rows),),
         notes=documents,
     )
+
+
+def _measured(figure: Mapping[str, Any]) -> Entry | None:
+    """Return what own runs give beside a published figure, and how it follows from them."""
+    value, words = figure["measured"], _of(figure["measured"], figure["unit"])
+    if words is None:
+        return None
+    formula = f"mean of {figure['metric']} over {several(figure['measured_runs'], 'run')}"
+    if figure["metric"] == "kv_pool_bytes":
+        formula += ": blocks as measured × bytes a block as predicted"
+    return made(value, words, formula)
 
 
 def _of(value: float | None, unit: str) -> str | None:

@@ -9,6 +9,7 @@ import base64
 import csv
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from tasks.plan.cell import LoadPoint
 from tests.support.bundle_maker import Ask, Lab
 from warehouse.compare import Selection, cells, choose
 from warehouse.connection import open_snapshot
+from warehouse.errors import BadInput
 from warehouse.registry import Outcome, Phase
 
 RUN = "11111111-1111-4111-8111-111111111111"
@@ -510,6 +512,11 @@ def test_published_values_are_marks_beside_ours(tmp_path: Path) -> None:
     assert {row["value"] for row in marks["data"]["values"]} == {0.0364}
     rows = next(t for t in found.page.tables() if t.id == "published").rows
     assert {row[6].text for row in rows} <= {"not comparable", "not measured"}
+    assert any(row[5].formula.endswith(" over 1 run") for row in rows)
+    figure = {"metric": "kv_pool_bytes", "measured": 1e9, "unit": "bytes", "measured_runs": 2}
+    pool = proof._measured(figure)
+    assert pool is not None
+    assert pool.formula.endswith("over 2 runs: blocks as measured × bytes a block as predicted")
 
 
 def test_colours_follow_the_theme(made: Built) -> None:
@@ -650,6 +657,18 @@ def test_the_command_prints_the_file(home: Home, run: Run, tmp_path: Path) -> No
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
 
 
+def test_a_page_replaces_a_file_only_and_not_the_link_to_it(tmp_path: Path) -> None:
+    """A pipe or a device (`-o /dev/null`, as root) would be gone for everybody."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BadInput, match="is a pipe or a device"):
+        page.write(tmp_path / "pipe", "x")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to("page.html")
+    page.write(tmp_path / "link", "x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "page.html").read_text() == "x"
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_night_and_comparison(two_nights: Home, run: Run) -> None:
     """A night by its date, and two rounds against each other, each with what changed."""
@@ -672,6 +691,7 @@ def test_night_and_comparison(two_nights: Home, run: Run) -> None:
         (("--night", "2026-11"), "the newest: 2026-11-29"),
         (("demo", "--night", "2026-11-29"), "wanted one of"),
         (("nosuch",), "wanted a UUID"),
+        (("--night", ""), "no round of that date"),
         (("demo", "-o", "."), "is a folder"),
     ],
 )
