@@ -38,9 +38,13 @@ def newest_round(connection: duckdb.DuckDBPyConnection) -> tuple[str, str]:
 
 
 def runs_of_round(connection: duckdb.DuckDBPyConnection, sweep: str, round_: str) -> list[str]:
-    """Return the UUIDs of a round's runs in the order they began."""
+    """Return the last attempt of every repeat of a round, in the order they began.
+
+    Earlier attempts were stopped or lost, and measured again: the round is not judged by them.
+    """
     rows = connection.execute(
         "SELECT run_uuid::VARCHAR FROM run WHERE sweep = $sweep AND round = $round "
+        "QUALIFY row_number() OVER (PARTITION BY cell_key, repeat ORDER BY attempt DESC) = 1 "
         "ORDER BY started_at NULLS LAST, run_uuid",
         {"sweep": sweep, "round": round_},
     ).fetchall()

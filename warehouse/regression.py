@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from warehouse import difference
-from warehouse.compare import Selection
+from warehouse.compare import Selection, runs_of_round
 from warehouse.lookup import records
 from warehouse.registry import EXACT, Outcome
 
@@ -31,15 +31,9 @@ LEAST_RATIO = 0.005
 
 
 def selection(connection: duckdb.DuckDBPyConnection, sweep: str, round_: str) -> Selection:
-    """Return the last attempt of every repeat of a round: earlier ones were stopped or lost."""
-    rows = records(
-        connection,
-        "SELECT run_uuid::VARCHAR AS run_uuid FROM run WHERE sweep = $sweep AND round = $round "
-        "QUALIFY row_number() OVER (PARTITION BY cell_key, repeat ORDER BY attempt DESC) = 1 "
-        "ORDER BY started_at NULLS LAST, run_uuid",
-        {"sweep": sweep, "round": round_},
-    )
-    return Selection(f"{sweep}, round {round_}", [row["run_uuid"] for row in rows], "round")
+    """Return the runs of a round."""
+    runs = runs_of_round(connection, sweep, round_)
+    return Selection(f"{sweep}, round {round_}", runs, "round")
 
 
 def regressions(
