@@ -12,13 +12,12 @@ from pathlib import Path
 from tasks.launch import pins
 from tasks.plan.cell import UNRESOLVED
 from tasks.plan.published import Gathered, Published, parse
+from tasks.plan.sweep import prompts_in
 from tasks.plan.weights import Stored
 from warehouse.errors import BadInput
 
 #: A sweep is written by people; a larger file is a mistake (or a YAML bomb).
 MAX_SWEEP_BYTES = 1 << 20
-#: A prompt file travels inside the cell, which is smaller still.
-MAX_PROMPT_BYTES = 1 << 20
 
 
 def _folder() -> Path:
@@ -103,23 +102,5 @@ def find_sweep(name_or_path: str, *, with_pins: bool = True) -> tuple[str, str]:
 
 
 def beside(name_or_path: str) -> Callable[[str], str]:
-    """Return a reader of the prompt files that a sweep names, looked for beside the sweep.
-
-    It raises :class:`BadInput` for a file that is not there, too large or no UTF-8.
-    """
-    folder = (shipped().get(name_or_path) or Path(name_or_path)).parent
-
-    def read(name: str) -> str:
-        path = folder / name
-        try:
-            if path.stat().st_size > MAX_PROMPT_BYTES:
-                raise BadInput(
-                    f"{path}: {path.stat().st_size} bytes, wanted at most {MAX_PROMPT_BYTES}"
-                )
-            return path.read_bytes().decode("utf-8")
-        except OSError as error:
-            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise BadInput(f"{path}: not UTF-8: {error}") from error
-
-    return read
+    """Return a reader of the prompt files that a sweep names, looked for beside the sweep."""
+    return prompts_in((shipped().get(name_or_path) or Path(name_or_path)).parent)

@@ -19,7 +19,7 @@ from tasks.launch import labels, pins, quantity, render, target
 from tasks.plan import published
 from tasks.plan.cell import UNRESOLVED
 from tasks.plan.plan import Plan
-from tasks.plan.sweep import parse_sweep, parse_yaml
+from tasks.plan.sweep import parse_sweep, parse_yaml, prompts_in
 from warehouse.errors import BadInput
 
 #: Names Polyaxon gives to every template beside a component's inputs and outputs.
@@ -115,10 +115,7 @@ def _by_its_reader(
     """Return why the reader of a sweep, a profile or pins refuses a file."""
     try:
         if "experiments" in document:
-            folder = path.parent
-            sweep = parse_sweep(
-                text, where=shown, read=lambda name: (folder / name).read_text(encoding="utf-8")
-            )
+            sweep = parse_sweep(text, where=shown, read=prompts_in(path.parent))
             for _ in sweep.expand(memory_total_bytes=0):
                 pass
         elif {"device", "operation"} <= document.keys():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -30,6 +31,8 @@ from tasks.plan.cell import (
 from warehouse.errors import BadInput
 from warehouse.registry import Outcome
 
+#: A prompt file travels inside the cell, which is smaller still.
+MAX_PROMPT_BYTES = 1 << 20
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 GIB = 2**30
 
@@ -439,6 +442,31 @@ def parse_yaml(text: str, *, where: str) -> object:
         raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())[:200]}") from error
+
+
+def prompts_in(folder: Path) -> Callable[[str], str]:
+    """Return a reader of the prompt files that a sweep in ``folder`` names.
+
+    It raises :class:`BadInput` for a file that is not there, too large or no UTF-8, and for a pipe
+    or a device: it has no size, and may have no end.
+    """
+
+    def read(name: str) -> str:
+        path = folder / name
+        try:
+            if path.exists() and not path.is_file():
+                raise BadInput(f"{path}: is no file, wanted one of prompts")
+            if path.stat().st_size > MAX_PROMPT_BYTES:
+                raise BadInput(
+                    f"{path}: {path.stat().st_size} bytes, wanted at most {MAX_PROMPT_BYTES}"
+                )
+            return path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{path}: not UTF-8: {error}") from error
+
+    return read
 
 
 def parse_sweep(text: str, *, where: str, read: Callable[[str], str] | None = None) -> Sweep:

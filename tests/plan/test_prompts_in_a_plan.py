@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from testkit.planning import surroundings
 
-from flows.shipped import MAX_PROMPT_BYTES, beside, find_sweep
-from tasks.launch import operation
+from flows.shipped import beside, find_sweep
+from tasks.launch import lint, operation
 from tasks.plan.cell import MAX_CELL_BYTES, Cell, prompts_of
 from tasks.plan.plan import Plan, make_plan
-from tasks.plan.sweep import parse_sweep
+from tasks.plan.sweep import MAX_PROMPT_BYTES, parse_sweep
 from warehouse.errors import BadInput
 
 CONTENT = "600\tlong\n300\tshort\n"
@@ -134,6 +134,17 @@ def test_a_cell_that_does_not_carry_what_it_names_is_refused(
     del document["setting_key"], document["cell_key"]
     with pytest.raises(ValueError, match=r"prompt"):
         Cell.parse(document)
+
+
+def test_a_pipe_or_a_device_is_no_prompt_file(tmp_path: Path) -> None:
+    """It has no size to be refused by, and may have no end."""
+    path = tmp_path / "my.sweep.yaml"
+    path.write_text(SWEEP)
+    (tmp_path / "a.txt").symlink_to("/dev/null")
+    with pytest.raises(BadInput, match=r"a.txt: is no file"):
+        parse_sweep(SWEEP, where="x", read=beside(str(path)))
+    (found,) = lint.file(path)
+    assert "a.txt: is no file" in found.line
 
 
 def test_files_are_looked_for_beside_the_sweep(tmp_path: Path) -> None:
