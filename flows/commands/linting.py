@@ -63,6 +63,9 @@ def lint(
 
     Example: `memsweep lint demo`
     """
+    from tasks.launch.target import load
+
+    load(target)  # one that is not there is bad input, whether it is needed or not
     params = _params(param or [])
     named = [_place(one) for one in files] if files else _all_shipped()
     findings: list[Finding] = []

@@ -86,7 +86,11 @@ def plan(
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget", min=0, metavar="MIN", help="GPU-minutes to spend (CPU: minutes of a slot)"
+            "--budget",
+            min=0,
+            max=1e7,
+            metavar="MIN",
+            help="GPU-minutes to spend (CPU: minutes of a slot)",
         ),
     ] = None,
     seed: Annotated[

@@ -81,6 +81,19 @@ def test_findings_are_lines_on_stdout_and_exit_1(
     assert err == "memsweep: 3 findings in 1 files\n"
 
 
+def test_an_unknown_target_is_bad_input_even_where_it_is_not_needed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["lint", "demo", "--target", "nosuch"]) == 2
+    assert "target 'nosuch'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("minutes", ["inf", "nan", "-1"])
+def test_a_budget_is_a_number_of_minutes(capsys: pytest.CaptureFixture[str], minutes: str) -> None:
+    assert cli.run(["plan", "demo", "--budget", minutes]) == 2
+    assert "--budget" in capsys.readouterr().err
+
+
 def test_an_unknown_file_and_a_bad_parameter_are_bad_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
