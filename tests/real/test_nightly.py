@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from testkit.doubles import make_home, sweep_text
@@ -154,7 +155,7 @@ def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     artifacts = [one for one in prefect(here, "/artifacts/filter", {}) if one["key"]]
     assert {one["type"] for one in artifacts} == {"table", "markdown"}
     (link, *_) = [one["data"] for one in artifacts if one["key"].endswith("-report")]
-    page = Path(link.partition("(file://")[2].partition(")")[0])
+    page = Path(unquote(link.partition("(file://")[2].partition(")")[0]))
     assert "<html" in page.read_text()[:200]
     assert (page.parent / "index.html").is_file()
     assert "ok" not in [post["verdict"] for post in morning.posts]
