@@ -16,6 +16,7 @@ output.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -296,6 +297,8 @@ def _kill_theirs(theirs: Theirs) -> dict[str, Any]:
     sweep.wait()
     time.sleep(10)
     left = theirs.servers()
+    # Each server is the leader of a session; its engine renames itself and is found by no words.
+    groups = {os.getpgid(pid) for pid in left}
     results = len(theirs.results("killed"))
     again = theirs.start("killed", "--resume")
     try:
@@ -304,8 +307,9 @@ def _kill_theirs(theirs: Theirs) -> dict[str, Any]:
         code = None
         again.kill()
     after = theirs.servers()
-    for pid in after:
-        os.kill(pid, signal.SIGKILL)  # found by the port that only this benchmark's command has
+    for group in groups | {os.getpgid(pid) for pid in after}:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
     return {
         "processes_10_s_after": len(left),
         "results_kept": results,
