@@ -107,5 +107,6 @@ def _phase(one: Going) -> str:
 def _usage(seen: Glance) -> str:
     if seen.kv_usage_ratio is None:
         return ""
-    requests = f"{seen.requests_running or 0:.0f} running, {seen.requests_waiting or 0:.0f} waiting"
-    return f"KV cache {seen.kv_usage_ratio:.1%}, {requests}"
+    counts = {"running": seen.requests_running, "waiting": seen.requests_waiting}
+    told = [f"{count:.0f} {name}" for name, count in counts.items() if count is not None]
+    return ", ".join([f"KV cache {seen.kv_usage_ratio:.1%}", *told])

@@ -37,6 +37,13 @@ def test_a_run_that_shows_nothing_yet_is_queued() -> None:
     assert "KV cache" not in text
 
 
+def test_a_count_that_was_never_sampled_is_no_zero() -> None:
+    seen = Glance("measure", 0, 0.5, None, None)
+    text = shown(Standing(0, 1, 0, 60.0, [Going("x", 1, 1, since_s=99.0, seen=seen)]))
+    assert "KV cache 50.0%" in text
+    assert "running" not in text
+
+
 def test_a_glance_reads_the_last_phase_and_the_last_whole_sample(tmp_path: Path) -> None:
     marks = [
         {"name": "boot", "load_point": None, "start_s": 1.0, "end_s": 2.0},
