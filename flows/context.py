@@ -282,6 +282,7 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
         keep_alive=keep_alive,
         queue_s=profile.queue_s,
         approval_s=profile.approval_s,
+        poll_s=profile.poll_s,
         flow_run_id=flow_run_id,
         origin=origin.document,
         tell=lambda text: say(f"  {text}"),

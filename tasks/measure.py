@@ -23,7 +23,6 @@ from tasks.plan.plan import Plan, PlannedRun
 from tasks.rounds import RepeatState, Round, now
 from warehouse.errors import CannotFindOut, ServiceDown
 
-POLL_S = 0.5
 KEEP_ALIVE_S = 1.0
 #: How long a stop may take before we go on: the run's own stop deadline plus the supervisor's.
 STOP_GRACE_S = 180.0
@@ -53,6 +52,7 @@ class Measuring:
     origin: Callable[[PlannedRun], dict[str, object]]
     tell: Callable[[str], None]
     approval_s: float = 8 * 3600.0  # longest wait for a person who has to approve a run
+    poll_s: float = 0.5  # how often a run's status is asked for
     is_cancelled: Callable[[], bool] = lambda: False
     stop: threading.Event = field(default_factory=threading.Event)
     finish_only: threading.Event = field(default_factory=threading.Event)
@@ -266,9 +266,9 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             )
         # An Event's wait returns at once on stop; a set one must not turn this into a busy loop.
         if stop_until is None:
-            measuring.stop.wait(POLL_S)
+            measuring.stop.wait(measuring.poll_s)
         else:
-            time.sleep(POLL_S)
+            time.sleep(measuring.poll_s)
         uuid = view.uuid
         view = patiently(measuring, lambda: measuring.port.view(uuid))  # noqa: B023
     return view

@@ -27,8 +27,7 @@ Make = Callable[[FakePolyaxon], tuple[Measuring, PlannedRun]]
 
 
 @pytest.fixture
-def make(home: Home, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setattr(measure, "POLL_S", 0.001)
+def make(home: Home) -> Make:
     where, text = find_sweep("demo")
     sweep = parse_sweep(text, where=where)
     plan = make_plan(sweep, surroundings())
@@ -46,6 +45,7 @@ def make(home: Home, monkeypatch: pytest.MonkeyPatch) -> Make:
             flow_run_id="flow",
             origin=lambda run: {"who": "tester"},
             tell=lambda text: None,
+            poll_s=0.001,
         )
         return measuring, next(iter(plan.runs()))
 
@@ -245,6 +245,22 @@ def test_waiting_ends_with_a_final_status(make: Make) -> None:
     view, _ = find_or_create(measuring, run)
     assert wait_until_final(measuring, run, view).status == "succeeded"
     assert not port.stopped
+
+
+def test_a_status_is_asked_for_as_often_as_the_profile_says(make: Make) -> None:
+    port = FakePolyaxon(script={"*": ["running", "succeeded"]})
+    measuring, run = make(port)
+    waited: list[float | None] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    measuring.stop, measuring.poll_s = Stop(), 7.0
+    view, _ = find_or_create(measuring, run)
+    wait_until_final(measuring, run, view)
+    assert set(waited) == {7.0}
 
 
 def test_a_stop_request_stops_the_run_and_waits_for_its_end(make: Make) -> None:

@@ -79,6 +79,9 @@ class Profile(BaseModel):
     call_s: Annotated[float, Field(gt=0)] = Field(
         60, description="longest time for which one question is asked again, s"
     )
+    poll_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
+        0.5, description="how often each run's status is asked for, s"
+    )
     collect_s: Annotated[float, Field(ge=0)] = Field(
         120, description="longest wait for outputs that are synced after a run's end, s"
     )

@@ -50,7 +50,7 @@ from tasks.launch.polyaxon import PolyaxonClient
 from tasks.launch.port import RunView
 from tasks.launch.settings import client_environment, run_outputs
 from tasks.launch.supervisor import Folder
-from tasks.measure import POLL_S, Measuring, find_or_create, patiently
+from tasks.measure import Measuring, find_or_create, patiently
 from tasks.plan.plan import PlannedRun
 from tests.bench.gaps import percentile
 
@@ -255,7 +255,7 @@ class Flow:
         return view
 
     def watch(self, share: list[tuple[PlannedRun, str]]) -> None:
-        """Look at runs in turn, each every :data:`POLL_S` if the server can; take in the ended."""
+        """Look at runs in turn, as often as a flow does if the server can; take in the ended."""
         waiting = deque(share)
         while waiting and time.monotonic() < self.until_s:
             began = time.monotonic()
@@ -264,7 +264,8 @@ class Flow:
             view = patiently(self.measuring, lambda: self.measuring.port.view(run_uuid))  # noqa: B023
             if not (view.is_final and self.take(run, view)):
                 waiting.append((run, run_uuid))
-            time.sleep(max(0.0, began + POLL_S / max(1, len(waiting)) - time.monotonic()))
+            turn_s = self.measuring.poll_s / max(1, len(waiting))
+            time.sleep(max(0.0, began + turn_s - time.monotonic()))
         self.left += len(waiting)
 
     def take(self, run: PlannedRun, view: RunView) -> bool:
@@ -381,7 +382,7 @@ async def simulate(flow: Flow, pods: Pods, server: Server, hold_s: float) -> dic
             peak = max(peak, server.memory_mib())
             await asyncio.sleep(LOOK_S)
         found["all live"] = told("all live", phase.figures(len(meter.seconds["view"])))
-        found["all live"]["wanted_per_s"] = len(runs) / POLL_S
+        found["all live"]["wanted_per_s"] = len(runs) / flow.measuring.poll_s
         found["view with all live"] = told("view with all live", meter.figures("view"))
         found["server with all live"] = told("server", {"mib": round(peak)})
         for what in ("create", "find, create, record", "status"):

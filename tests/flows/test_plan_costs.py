@@ -165,12 +165,13 @@ def test_a_run_on_a_profile_from_a_file_knows_its_history_by_the_profiles_name(
 ) -> None:
     """Runs are stored under the name, not under the path that was given to --target."""
     profile, sweep = tmp_path / "mine.yaml", tmp_path / "costly.yaml"
-    profile.write_text("description: x\ndevice: cpu\noperation: local.yaml\n")
+    profile.write_text("description: x\ndevice: cpu\noperation: local.yaml\npoll_s: 3\n")
     sweep.write_text(SWEEP.replace("gpu_memory_utilization: [0.9, 0.7, 0.5]", "seed: [1]"))
     monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
     monkeypatch.setattr(context, "port_of", Mock())
     monkeypatch.setattr(models, "revision", lambda *_: "sha256:" + "0" * 64)
     asked: list[str] = []
     monkeypatch.setattr(history, "read", lambda _, name: asked.append(name))
-    context.open_context(str(sweep), str(profile), context.Wishes(), flow_run_id="f1")
+    opened = context.open_context(str(sweep), str(profile), context.Wishes(), flow_run_id="f1")
     assert asked == ["mine"]
+    assert opened.measuring.poll_s == 3

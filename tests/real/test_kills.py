@@ -26,6 +26,7 @@ pytestmark = pytest.mark.real
 SWEEP = """
 name: kills
 model: tiny-qwen3
+order: stated
 repeats: 1
 server:
   max_model_len: 2048

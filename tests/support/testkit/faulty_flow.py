@@ -3,7 +3,10 @@
 Nothing in the product knows of it: the functions that make a step durable are wrapped from outside
 before the flow's module is imported, and at a chosen moment one process is killed by its PID, once.
 Every cell takes the next fault of the list as it begins, so faults come in the list's order,
-whatever the order of the cells. What was taken and done is kept as files that outlive the process.
+whatever the order of the cells. A cell may miss its moment: a neighbour's fault kills the flow just
+before it, and the next flow does that step for all bundles at once. Its fault is then the next one
+taken, so a sweep needs some cells to spare. What was taken and done is kept as files that outlive
+the process.
 """
 
 from __future__ import annotations
@@ -71,12 +74,29 @@ class Faults:
     def of(self, cell_key: str) -> Fault | None:
         """Return the cell's fault; a cell seen for the first time takes the next one."""
         with self._lock:
-            taken = files.read_json(self.folder / "taken.json") or {}
+            taken = self._taken()
             if cell_key not in taken:
-                taken[cell_key] = len(taken)
+                free = set(range(len(self.faults))) - set(taken.values())
+                taken[cell_key] = min(free, default=None)
                 files.write_json(self.folder / "taken.json", taken)
-        number: int = taken[cell_key]
-        return self.faults[number] if number < len(self.faults) else None
+        number = taken[cell_key]
+        return None if number is None else self.faults[number]
+
+    def over(self, cell_keys: list[str]) -> None:
+        """Take back the faults that these cells, whose last step is done, did not do."""
+        with self._lock:
+            taken = self._taken()
+            missed = [key for key in cell_keys if taken.get(key) is not None]
+            missed = [key for key in missed if not self._done_file(key).exists()]
+            if missed:
+                files.write_json(self.folder / "taken.json", {**taken, **dict.fromkeys(missed)})
+
+    def _taken(self) -> dict[str, int | None]:
+        """Return the number of each cell's fault; ``None`` for a cell without one."""
+        return files.read_json(self.folder / "taken.json") or {}
+
+    def _done_file(self, cell_key: str) -> Path:
+        return self.folder / f"{cell_key}.done.json"
 
     def done(self) -> dict[str, dict[str, Any]]:
         """Return what was killed, by the cell's key."""
@@ -90,7 +110,7 @@ class Faults:
         fault = self.of(cell_key)
         if fault is None or (fault.step, fault.side) != (step, side):
             return
-        done = self.folder / f"{cell_key}.done.json"
+        done = self._done_file(cell_key)
         with self._lock:
             if done.exists():
                 return
@@ -216,23 +236,26 @@ def install(faults: Faults) -> None:
         "publish",
         lambda *_: ("publish", getattr(ingesting, "cell_key", None), None),
     )
-    _mark_single_ingests(record, ingesting)
+    _mark_ingests(record, ingesting, faults)
     _watch_running(PolyaxonClient, faults)
 
 
-def _mark_single_ingests(record: Any, ingesting: threading.local) -> None:
+def _mark_ingests(record: Any, ingesting: threading.local, faults: Faults) -> None:
     """Let the steps within an ingest know whose bundle it is; bulk ingests are nobody's."""
     original = record.ingest
 
     @functools.wraps(original)
     def ingest(home: Home, bundle_paths: Any, **named: Any) -> Any:
         paths = list(bundle_paths)
-        manifest = files.read_json(paths[0] / "manifest.json") if len(paths) == 1 else None
-        ingesting.cell_key = manifest["cell_key"] if manifest else None
+        manifests = [files.read_json(path / "manifest.json") for path in paths]
+        keys = [manifest["cell_key"] for manifest in manifests if manifest]
+        ingesting.cell_key = keys[0] if len(paths) == len(keys) == 1 else None
         try:
-            return original(home, paths, **named)
+            result = original(home, paths, **named)
         finally:
             ingesting.cell_key = None
+        faults.over(keys)
+        return result
 
     record.ingest = ingest
 
