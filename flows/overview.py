@@ -27,7 +27,7 @@ from tasks.home import Home
 from tasks.launch import services
 from tasks.launch.settings import run_outputs
 from tasks.plan.plan import Plan, make_plan
-from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, rounds_of
+from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, damaged_rounds, rounds_of
 from tasks.schedules import Schedule
 from warehouse.errors import MemsweepError
 from warehouse.registry import Outcome
@@ -369,6 +369,12 @@ def _needs_of_nights(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 def _needs_of_rounds(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
+    for folder in damaged_rounds(home):
+        yield Need(
+            f"{folder / 'round.json'}: damaged, no flow goes on with this round or adopts its "
+            "runs; what was sealed stays among the bundles",
+            shlex.join(["mv", str(folder), str(home.root / f"damaged-{folder.name}")]),
+        )
     # A night opens its round a moment before it holds it.
     going = {row["sweep"] for row in found["nights"] if row["verdict"] == "going"}
     for row in found["rounds"]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import filelock
 import httpx
 
 from tasks import bundle, record
@@ -26,7 +27,7 @@ from tasks.launch.settings import artifacts_root, polyaxon_root
 from tasks.launch.supervisor import Folder
 from tasks.rounds import Round, rounds_of
 from warehouse import ledger
-from warehouse.errors import CannotFindOut
+from warehouse.errors import BadInput, CannotFindOut
 
 DAY_S = 86_400.0
 #: Rounds of a sweep on a target that always stay: the newest, and the one it is compared with.
@@ -108,11 +109,17 @@ def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) 
     nobody reads it any more.
 
     Raises:
-        BadInput: a round is being measured.
+        BadInput: a round is being measured, or another prune goes on.
         CheckFailed: a bundle is not the one in the ledger.
         CannotFindOut: something could not be removed, or Prefect did not answer.
     """
     with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(filelock.FileLock(home.root / "prune.lock", timeout=0))
+        except filelock.Timeout as error:
+            raise BadInput(
+                "another prune of this state folder goes on; wait for its end"
+            ) from error
         for item in items:
             if item.round is not None:
                 held.enter_context(item.round.only_flow())
@@ -120,6 +127,8 @@ def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) 
             run: bundle.load(home.bundles / run).manifest_sha256
             for item in items
             for run in item.run_uuids
+            # Chosen before the lock was had: another prune may have removed it since.
+            if (home.bundles / run).is_dir()
         }
         if leaving:
             ledger.append(home.bundles, leaving)

@@ -344,6 +344,16 @@ def rounds_of(home: Home, sweep_name: str | None = None) -> list[Round]:
     return sorted(found, key=lambda round_: (round_.opened_at, round_.id))
 
 
+def damaged_rounds(home: Home) -> list[Path]:
+    """Return the folders of rounds whose record cannot be read: nothing goes on with them."""
+    folders = (path.parent for path in sorted(home.rounds.glob("*/round.json")))
+    return [
+        folder
+        for folder in folders
+        if _round(home, folder.name, read_json(folder / "round.json") or {}) is None
+    ]
+
+
 def _round(home: Home, folder: str, value: dict[str, object]) -> Round | None:
     """Return the round of a folder as its ``round.json`` tells; ``None`` where that is damaged."""
     facts = {"target": DEFAULT_TARGET} | {name: value[name] for name in _FACTS if name in value}

@@ -11,8 +11,10 @@ anonymous token flow) and the hub's (``/api/models/{model}/revision/{branch}``).
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
+import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TIMEOUT_S = 20.0
+#: Longest time of one whole answer, however it drips in.
+ANSWER_S = 60.0
 DEFAULT_TAG_PREFIX = "v"
 _DOCKER_HUB = "registry-1.docker.io"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -95,6 +99,15 @@ class Image:
     def without_tag(self) -> str:
         """The image as it was written, without its tag."""
         return self.text.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a server answered, read up to a limit."""
+
+    status_code: int
+    headers: httpx.Headers
+    content: bytes
 
 
 def image(text: str) -> Image:
@@ -162,7 +175,7 @@ def digest_of(wanted: Image, *, registry: str | None = None) -> Found:
             answer = _get(session, url, headers)
     if answer.status_code == 404:
         raise BadInput(f"image {wanted.text}: {url} answers 404: no such image or tag")
-    if answer.status_code != 200 or len(answer.content) > _MAX_BYTES:
+    if answer.status_code != 200:
         raise CannotFindOut(
             f"image {wanted.text}: {url} answers {answer.status_code}; is it public?"
         )
@@ -192,7 +205,7 @@ def commit_of(model: str, *, branch: str, endpoint: str | None = None) -> Found:
             f"model {model}: {url} answers {answer.status_code}: no such model or branch, or it "
             "needs a login; state its commit under pins.model_revision"
         )
-    if answer.status_code != 200 or len(answer.content) > _MAX_BYTES:
+    if answer.status_code != 200:
         raise CannotFindOut(f"model {model}: {url} answers {answer.status_code}")
     value = _json(answer, url, f"model {model}").get("sha")
     if not isinstance(value, str) or not _COMMIT.match(value):
@@ -200,13 +213,23 @@ def commit_of(model: str, *, branch: str, endpoint: str | None = None) -> Found:
     return Found(pin="model_revision", of=f"{model}@{branch}", value=value, source=url, at=_now())
 
 
-def _get(session: httpx.Client, url: str, headers: dict[str, str]) -> httpx.Response:
+def _get(session: httpx.Client, url: str, headers: dict[str, str]) -> _Answer:
     import httpx
 
+    until = time.monotonic() + ANSWER_S
+    content = bytearray()
     try:
-        return session.get(url, headers=headers)
+        with session.stream("GET", url, headers=headers) as answer:
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > _MAX_BYTES or time.monotonic() > until:
+                    raise CannotFindOut(
+                        f"{url}: answers with {len(content):,} bytes and more; wanted at most "
+                        f"{_MAX_BYTES:,} in {ANSWER_S:.0f} s"
+                    )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CannotFindOut(f"{url}: cannot be reached ({type(error).__name__})") from error
+    return _Answer(answer.status_code, answer.headers, bytes(content))
 
 
 def _token(session: httpx.Client, base: str, challenge: str, wanted: Image) -> str:
@@ -236,16 +259,16 @@ def _token(session: httpx.Client, base: str, challenge: str, wanted: Image) -> s
     return token
 
 
-def _manifest(answer: httpx.Response, url: str, wanted: Image) -> None:
+def _manifest(answer: _Answer, url: str, wanted: Image) -> None:
     """Make sure that it is a manifest that was hashed, not a page of a proxy."""
     told = _json(answer, url, f"image {wanted.text}")
     if not {"manifests", "layers"} & told.keys():
         raise CannotFindOut(f"image {wanted.text}: {url} answers with no manifest")
 
 
-def _json(answer: httpx.Response, url: str, what: str) -> dict[str, Any]:
+def _json(answer: _Answer, url: str, what: str) -> dict[str, Any]:
     try:
-        value = answer.json()
+        value = json.loads(answer.content)
     except ValueError as error:
         raise CannotFindOut(f"{what}: {url} answers with no JSON") from error
     if not isinstance(value, dict):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -330,6 +332,15 @@ def test_a_damaged_schedule_needs_a_hand(home: Home) -> None:
         "what": f"{path}: damaged, no night of it is measured",
         "command": f"rm '{path}'",
     }
+
+
+def test_a_damaged_round_needs_a_hand_and_its_command_helps(home: Home) -> None:
+    round_, _ = open_round(home, parse_sweep(SWEEP, where="x"), SWEEP, target="local", fresh=False)
+    (round_.folder / "round.json").write_text('{"id"')
+    (need,) = overview.overview(home)["needs"]
+    assert f"{round_.folder / 'round.json'}: damaged" in need["what"]
+    subprocess.run(shlex.split(need["command"]), check=True)
+    assert overview.overview(home)["needs"] == []
 
 
 def test_the_scheduler_stays_for_what_was_scheduled_meanwhile(

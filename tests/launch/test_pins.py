@@ -134,6 +134,19 @@ def test_a_tag_that_is_not_there_and_a_registry_that_wants_a_login() -> None:
         pins.digest_of(pins.image("a/b:v1"), registry=server.url)
 
 
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pins, "_MAX_BYTES", 1000)
+
+    def long(*_: object) -> tuple[int, dict[str, str], bytes]:
+        return 200, {}, b"[" * 100_000
+
+    with serving(long) as server:
+        with pytest.raises(CannotFindOut, match="wanted at most 1,000 in 60 s"):
+            pins.digest_of(pins.image("a/b:v1"), registry=server.url)
+        with pytest.raises(CannotFindOut, match="wanted at most 1,000 in 60 s"):
+            pins.commit_of("owner/name", branch="main", endpoint=server.url)
+
+
 def test_no_redirect_is_followed() -> None:
     def moved(*_: object) -> tuple[int, dict[str, str], bytes]:
         return 307, {"Location": "http://127.0.0.1:9/elsewhere"}, b""

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 
 from flows import cli
@@ -151,6 +152,22 @@ def test_a_round_that_began_to_be_measured_meanwhile_stays(lab: Lab) -> None:
         carry_out(lab.home, items)
     assert runs[0].exists()
     assert ledger.read(lab.home.bundles).pruned == frozenset()
+
+
+def test_two_prunes_do_not_go_on_at_once(lab: Lab) -> None:
+    names = [open_round(lab.home, label, days) for label, days in (("1", 60), ("2", 50), ("3", 40))]
+    runs = [lab.seal(round=name) for name in names]
+    chosen = choose(lab.home, OLD)
+    with (
+        filelock.FileLock(lab.home.root / "prune.lock"),
+        pytest.raises(BadInput, match="another prune of this state folder goes on"),
+    ):
+        carry_out(lab.home, chosen)
+    assert runs[0].exists()
+    carry_out(lab.home, chosen)
+    carry_out(lab.home, chosen)  # chosen by one that had to wait for the other's end
+    assert not runs[0].exists()
+    assert record.verify(lab.home).differences == []
 
 
 def test_a_damaged_manifest_stops_no_prune(lab: Lab) -> None:
