@@ -5,6 +5,8 @@ A webhook's address is often its secret, so no message here holds more of it tha
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -17,6 +19,8 @@ TRIES = 3
 TIMEOUT_S = 10.0
 #: Between two tries.
 WAIT_S = 2.0
+#: For all tries together: a receiver that drips its answer would be waited for without end.
+DEADLINE_S = 120.0
 
 
 class _Refused(Exception):
@@ -58,13 +62,26 @@ def shown(address: str) -> str:
 def post(address: str, document: Mapping[str, object], *, wait_s: float = WAIT_S) -> str | None:
     """Post ``document`` as JSON; return ``None`` when it was taken, else why it was not.
 
-    Tries :data:`TRIES` times and waits at most :data:`TIMEOUT_S` seconds for each connection and
-    each piece of an answer; an answer below 500 other than 429 is not asked for again.
+    Tries :data:`TRIES` times, waits at most :data:`TIMEOUT_S` seconds for each connection and each
+    piece of an answer, and :data:`DEADLINE_S` in all; an answer below 500 other than 429 is not
+    asked for again.
     """
     try:
         check_address(address, "webhook")
     except BadInput as error:
         return str(error)
+    told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    # A thread, because httpx bounds every read but no whole answer; one left over dies with us.
+    threading.Thread(
+        target=lambda: told.put(_post(address, document, wait_s)), name="webhook", daemon=True
+    ).start()
+    try:
+        return told.get(timeout=DEADLINE_S)
+    except queue.Empty:
+        return f"webhook {shown(address)}: no whole answer within {DEADLINE_S:.0f} s"
+
+
+def _post(address: str, document: Mapping[str, object], wait_s: float) -> str | None:
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(TRIES),
         wait=tenacity.wait_fixed(wait_s),

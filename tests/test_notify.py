@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,18 @@ class Receiver:
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://user:pass@127.0.0.1:{self.server.server_port}/secret?token=t0k3n"
+
+
+class Dripping(list[int]):
+    """An answer that comes only when the test is over."""
+
+    def __init__(self, over: threading.Event) -> None:
+        super().__init__([204])
+        self.over = over
+
+    def __getitem__(self, which: Any) -> Any:
+        self.over.wait(30)
+        return super().__getitem__(which)
 
 
 @pytest.fixture
@@ -76,6 +89,19 @@ def test_nobody_there_is_told_without_the_secret() -> None:
     told = notify.post(f"http://127.0.0.1:{free_port()}/secret", {}, wait_s=0.0)
     assert told is not None
     assert "ConnectError after 3 tries" in told
+    assert "secret" not in told
+
+
+def test_a_receiver_that_drips_its_answer_is_not_waited_for(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(receiver, "answers", Dripping(over))
+    monkeypatch.setattr(notify, "DEADLINE_S", 0.2)
+    told = post(receiver)
+    over.set()
+    assert told is not None
+    assert told.endswith("no whole answer within 0 s")
     assert "secret" not in told
 
 
