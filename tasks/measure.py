@@ -57,6 +57,7 @@ class Measuring:
     stop: threading.Event = field(default_factory=threading.Event)
     finish_only: threading.Event = field(default_factory=threading.Event)
     cancelled: bool = False  # in Prefect's UI or by its command
+    asked_to_stop: bool = False  # by `memsweep stop`, now or after the current cells
     ended_early: str | None = None  # why no further cell was started
     budget_spent: bool = False  # what was left out did not fit into the budget
 
@@ -69,8 +70,10 @@ class Measuring:
         """Notice a stop request and restart dead local services; called every second."""
         match self.round.stop_asked():
             case "now":
+                self.asked_to_stop = True
                 self.stop.set()
             case "after-current":
+                self.asked_to_stop = True
                 self.finish_only.set()
         if not self.cancelled and self.is_cancelled():
             self.cancelled = True
