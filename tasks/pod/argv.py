@@ -15,7 +15,8 @@ from tasks.pod.inputs import ServerSettings
 SERVED_NAME = "memsweep"
 
 #: Field of :class:`ServerSettings` -> vLLM's flag, in the order of the command line. Booleans
-#: become ``--x`` or ``--no-x``; ``None`` leaves the flag out.
+#: become ``--x`` or ``--no-x``; ``None`` leaves the flag out. All pinned versions know them, but
+#: for those of :data:`NEWER`.
 FLAGS: dict[str, str] = {
     "max_model_len": "--max-model-len",
     "gpu_memory_utilization": "--gpu-memory-utilization",
@@ -32,6 +33,10 @@ FLAGS: dict[str, str] = {
     "enforce_eager": "--enforce-eager",
     "language_model_only": "--language-model-only",
 }
+
+#: Left out while false, which is vLLM's default: 0.11.2 does not know the flag. A cell that asks
+#: such an engine for it ends with the engine's own refusal.
+NEWER = frozenset({"language_model_only"})
 
 #: What a child may inherit. No PYTHON*, no VLLM_*, no proxy, no token: none of them is in the cell.
 INHERITED = (
@@ -77,9 +82,11 @@ def engine_argv(settings: ServerSettings, *, engine: Path, model: Path, port: in
     argv += ["--host", "127.0.0.1", "--port", str(port)]
     for name, flag in FLAGS.items():
         value = getattr(settings, name)
+        if value is None or (name in NEWER and not value):
+            continue
         if isinstance(value, bool):
             argv.append(flag if value else flag.replace("--", "--no-", 1))
-        elif value is not None:
+        else:
             argv += [flag, str(value)]
     return argv
 

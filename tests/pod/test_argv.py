@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testkit.planning import surroundings
 
-from tasks.pod.argv import FLAGS, child_environment, engine_argv, engine_variables
+from flows.shipped import find_sweep, shipped, shipped_model
+from tasks.launch import models, operation
+from tasks.plan.plan import make_plan
+from tasks.plan.sweep import parse_sweep
+from tasks.pod.argv import FLAGS, NEWER, child_environment, engine_argv, engine_variables
 from tasks.pod.bench import level_arguments, offsets, prompt_lines
 from tasks.pod.inputs import ServerSettings, parse_cell
 from tests.double import cells
 
 GOLDEN = Path(__file__).parent / "golden"
+#: Of a version, every long option that its `vllm serve` takes.
+KNOWN = Path(__file__).parents[1] / "data" / "vllm-flags"
 CELLS: dict[str, dict[str, Any]] = {
     "argv-dense-16-mib": {},
     "argv-everything": {
@@ -42,6 +49,33 @@ def test_argv(name: str) -> None:
 def test_every_setting_has_a_flag() -> None:
     assert list(FLAGS) != []
     assert set(FLAGS) == {field.name for field in fields(ServerSettings)}
+
+
+def config(name: str, _: str) -> dict[str, object] | None:
+    known = shipped_model(name)
+    return models.config(name) if known is None else known.config
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_the_engine_of_a_shipped_sweep_knows_every_option_it_gets(name: str) -> None:
+    where, text = find_sweep(name)
+    parsed = parse_sweep(text, where=where)
+    plan = make_plan(parsed, surroundings(device="cuda", engine_lock_sha256=None, config=config))
+    for planned in plan.cells:
+        cell = parse_cell(operation.cell_text(planned.cell.document()))
+        argv = engine_argv(cell.server, engine=Path("/e/vllm"), model=Path("/m"), port=8000)
+        lines = (KNOWN / f"{planned.cell.pins.engine_version}.txt").read_text().splitlines()
+        assert {word for word in argv if word.startswith("--")} <= set(lines)
+    assert plan.cells
+    assert (plan.cells[0].cell.pins.engine_version == "0.11.2") == ("qwen3-4b" in name)
+
+
+def test_every_flag_but_the_newer_is_known_to_all_versions() -> None:
+    listed = {path.stem: set(path.read_text().splitlines()) for path in KNOWN.glob("*.txt")}
+    assert set(listed) == {"0.11.2", "0.27.0"}
+    old = {name for name, flag in FLAGS.items() if flag not in listed["0.11.2"]}
+    assert old == NEWER
+    assert set(FLAGS.values()) <= listed["0.27.0"]
 
 
 def test_a_child_inherits_a_few_variables_only() -> None:
