@@ -280,7 +280,8 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
         port=port,
         operation=operation,
         keep_alive=keep_alive,
-        queue_s=profile.queue_s,
+        # On a cluster the download of the model comes before the run, too.
+        queue_s=profile.queue_s + (0 if profile.is_embedded else profile.fetch_s or 0),
         approval_s=profile.approval_s,
         poll_s=profile.poll_s,
         flow_run_id=flow_run_id,

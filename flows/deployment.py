@@ -74,5 +74,5 @@ def job_variables(home: Home, schedule: Schedule) -> dict[str, Any]:
         "command": shlex.join(command),
         "working_dir": schedule.directory,
         "stream_output": False,
-        "env": {SERVICE_VARIABLE: service_mark(home, "night")},
+        "env": {SERVICE_VARIABLE: service_mark(home, "night-start")},
     }

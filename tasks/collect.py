@@ -141,7 +141,13 @@ def collect(
         problems=problems,
         started=any(one.type in ("starting", "running") for one in view.conditions),
     )
+    deadline = round_.deadline_of(view.uuid) if outcome is Outcome.STOPPED else None
     cause = None if outcome is Outcome.STOPPED else _cause(view, end, failure)
+    if deadline is not None:
+        reason, began = deadline
+        message = f"stopped by the flow: {reason}"
+        # What never had its turn says nothing about the cell.
+        outcome, phase = (Outcome.TIMED_OUT, phase) if began else (Outcome.LOST, Phase.QUEUE)
     if cause is not None:
         # Whatever it looked like, it says nothing about the cell.
         outcome, message = Outcome.LOST, f"{cause}: {message}"

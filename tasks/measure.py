@@ -18,7 +18,7 @@ import filelock
 from tasks.canonical import sha256_file
 from tasks.files import read_json, write_json
 from tasks.home import Home
-from tasks.launch.port import PolyaxonPort, RunView
+from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
 from tasks.plan.plan import Plan, PlannedRun
 from tasks.rounds import RepeatState, Round, now
 from warehouse.errors import CannotFindOut, ServiceDown
@@ -153,7 +153,7 @@ def _find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, boo
     round_, key = measuring.round, run.cell.cell_key
     state = attempt_of(round_, run)
     meta = meta_of(measuring, run, state.attempt)
-    view = _the_one(measuring, state, measuring.port.find(meta))
+    view = _the_one(measuring, state, measuring.port.find(meta)) or _recorded(measuring, state)
     if view is not None:
         if state.run_uuid != view.uuid:
             round_.save(replace(state, run_uuid=view.uuid))
@@ -170,6 +170,10 @@ def _find_or_create(measuring: Measuring, run: PlannedRun) -> tuple[RunView, boo
         "prediction_sha256": digest,
     }
     view = measuring.port.create(operation=operation, name=name, meta=meta | more)
+    # A create whose answer was lost may have been carried out twice.
+    view = (
+        _the_one(measuring, replace(state, run_uuid=view.uuid), measuring.port.find(meta)) or view
+    )
     round_.save(replace(state, run_uuid=view.uuid))
     return view, False
 
@@ -207,6 +211,16 @@ def _the_one(measuring: Measuring, state: RepeatState, found: list[RunView]) -> 
     return chosen
 
 
+def _recorded(measuring: Measuring, state: RepeatState) -> RunView | None:
+    """Return the recorded run as it is, though no list shows it: Polyaxon lists no archived one."""
+    if state.run_uuid is None:
+        return None
+    try:
+        return measuring.port.view(state.run_uuid)
+    except RunUnknown:
+        return None  # deleted
+
+
 @dataclass
 class _Wait:
     """Since when a run waits for what; each sort of waiting has its own deadline."""
@@ -226,7 +240,8 @@ class _Wait:
                     f"{label}: run {view.uuid} waits for {view.pending} in Polyaxon ({port.host})"
                 )
             self.pending, self.since = view.pending, moment
-        if self.started is None and view.status in ("starting", "running"):
+        # Not "starting": a cluster says so of a pod that still waits for a card or for its model.
+        if self.started is None and view.status == "running":
             self.started = moment
 
     def too_long(self, moment: float) -> str | None:
@@ -259,6 +274,8 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             reason = wait.too_long(moment)
             if reason:
                 measuring.tell(f"{run.cell.label}: stopping ({reason})")
+                if not measuring.stop.is_set():
+                    measuring.round.note_deadline(view.uuid, reason, began=wait.started is not None)
                 uuid = view.uuid
                 patiently(measuring, lambda: measuring.port.stop(uuid))  # noqa: B023
                 stop_until = moment + run.cell.limits.stop_s + STOP_GRACE_S
@@ -274,4 +291,13 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             time.sleep(measuring.poll_s)
         uuid = view.uuid
         view = patiently(measuring, lambda: measuring.port.view(uuid))  # noqa: B023
+    _stop_doubles(measuring, run, view)
     return view
+
+
+def _stop_doubles(measuring: Measuring, run: PlannedRun, view: RunView) -> None:
+    """Stop what a create carried out twice left in the queue, had it shown only later."""
+    state = measuring.round.state(run.cell.cell_key, run.repeat)
+    if state is not None and state.run_uuid == view.uuid:
+        meta = meta_of(measuring, run, state.attempt)
+        patiently(measuring, lambda: _the_one(measuring, state, measuring.port.find(meta)))

@@ -9,6 +9,7 @@ Kept as small files in ``rounds/<id>/`` of the state folder, so that a killed fl
 * ``left-out/<cell key>.<repeat>.json``  which run settles a repeat that a bisection leaves out
 * ``predictions/<cell key>.json``      made and hashed before the run is created
 * ``origins/<cell key>.<repeat>.<attempt>.json``   who and which code created that run
+* ``deadlines/<run>.json``            why the flow itself stopped a run
 * ``flows.jsonl``         every flow process that worked on it, with its Prefect flow run
 * ``flow.lock``, ``flow.json``         held while a flow works on it; the kernel drops the lock
 
@@ -25,7 +26,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import filelock
@@ -267,6 +268,23 @@ class Round:
             (self.folder / "flow.json").unlink(missing_ok=True)
             lock.release()
 
+    # -- deadlines --------------------------------------------------------------------------
+
+    def _deadline_path(self, run_uuid: str) -> Path:
+        return self.folder / "deadlines" / f"{run_uuid}.json"
+
+    def note_deadline(self, run_uuid: str, reason: str, *, began: bool) -> None:
+        """Record why the flow stops a run nobody asked to stop; Polyaxon keeps no reason.
+
+        ``began``: whether the run was seen running, or only waited for its turn.
+        """
+        write_json(self._deadline_path(run_uuid), {"reason": reason, "began": began, "at": now()})
+
+    def deadline_of(self, run_uuid: str) -> tuple[str, bool] | None:
+        """Return reason and ``began`` as :meth:`note_deadline` recorded them of a run."""
+        value = read_json(self._deadline_path(run_uuid))
+        return None if value is None else (str(value.get("reason")), value.get("began") is True)
+
     # -- stop requests ----------------------------------------------------------------------
 
     @property
@@ -307,6 +325,14 @@ def _state(value: dict[str, object]) -> RepeatState | None:
         return _STATE.validate_python({name: value.get(name) for name in FIELDS})
     except ValidationError:
         return None
+
+
+def _later(moment: str, than: str) -> str:
+    """Return a time, but always after another one."""
+    if moment > than:
+        return moment
+    after = datetime.fromisoformat(than) + timedelta(milliseconds=1)
+    return after.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _claim(home: Home, prefix: str, label: str | None) -> tuple[str, Path]:
@@ -393,11 +419,8 @@ def open_round(
 def _open_round(
     home: Home, sweep: Sweep, sweep_text: str, *, target: str, fresh: bool, label: str | None
 ) -> tuple[Round, bool]:
-    same = [
-        r
-        for r in rounds_of(home, sweep.name)
-        if (r.sweep_sha256, r.target) == (sweep.sha256, target)
-    ]
+    known = rounds_of(home, sweep.name)
+    same = [r for r in known if (r.sweep_sha256, r.target) == (sweep.sha256, target)]
     if label is not None:
         same = [r for r in same if r.label == label]
     if same and not fresh:
@@ -412,7 +435,8 @@ def _open_round(
         "sweep_name": sweep.name,
         "sweep_sha256": sweep.sha256,
         "label": label,
-        "opened_at": now(),
+        # The newest is the one opened last, also after the clock was set back.
+        "opened_at": _later(now(), max((r.opened_at for r in known), default="")),
         "target": target,
         "seed": _seed_of(round_id),
     }

@@ -98,7 +98,12 @@ def end(folder: Path, **more: object) -> None:
 def collected(home: Home, left: Path) -> Callable[..., Bundle]:
     """Collect the run from a port."""
 
-    def run(port: FakePolyaxon, status: str = "succeeded", **changes: object) -> Bundle:
+    def run(
+        port: FakePolyaxon,
+        status: str = "succeeded",
+        deadline: tuple[str, bool] | None = None,
+        **changes: object,
+    ) -> Bundle:
         sweep = parse_sweep(SWEEP, where="x")
         plan = make_plan(sweep, surroundings())
         round_, _ = open_round(home, sweep, SWEEP, target="local", fresh=True)
@@ -107,6 +112,8 @@ def collected(home: Home, left: Path) -> Callable[..., Bundle]:
         conditions = (*CONDITIONS[:-1], Condition(type=status, **changes))  # type: ignore[arg-type]
         view = RunView(UUID, status, True, conditions=conditions)
         port.outputs[UUID] = left
+        if deadline is not None:
+            round_.note_deadline(UUID, deadline[0], began=deadline[1])
         origin = Origin("f", "0" * 64, "local", lambda run: "1" * 64)
         return collect.collect(home, port, round_, planned, view, state, origin)
 
@@ -173,6 +180,24 @@ def test_a_lost_pod_is_lost_with_what_polyaxon_collected_of_its_log(
     assert sealed.manifest["transient_cause"] == "node_lost"
     assert (sealed.folder / "polyaxon.log").read_text() == "the last words\n"
     assert bundle.verify(sealed.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "began", "wanted"),
+    [
+        ("stopped", True, ("timed_out", "collect", "stopped by the flow: too long")),
+        # Nothing is known of the cell: it is measured again, but not at once.
+        ("stopped", False, ("lost", "queue", "stopped by the flow: too long")),
+        # It ended by itself before the stop came through.
+        ("failed", True, ("lost", "collect", "the run left no end.json; Polyaxon says failed (-)")),
+    ],
+)
+def test_a_run_that_the_flow_stopped_is_not_one_that_a_user_stopped(
+    collected: Callable[..., Bundle], status: str, began: bool, wanted: tuple[str, ...]
+) -> None:
+    sealed = collected(FakePolyaxon(), status, deadline=("too long", began))
+    assert tuple(sealed.manifest[key] for key in ("outcome", "phase", "message")) == wanted
+    assert sealed.manifest["transient_cause"] is None
 
 
 def test_outputs_that_are_written_in_place_are_not_waited_for(

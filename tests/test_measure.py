@@ -117,6 +117,53 @@ def test_of_two_runs_for_one_repeat_the_recorded_or_oldest_stays(make: Make) -> 
     assert port.stopped == [second.uuid]
 
 
+def test_what_a_repeated_create_left_twice_is_stopped_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    create = port.create
+
+    def twice(**given: Any) -> RunView:
+        first = create(**given)
+        create(**given)
+        return first
+
+    monkeypatch.setattr(port, "create", twice)
+    view, adopted = find_or_create(measuring, run)
+    assert not adopted
+    (double,) = set(port.runs) - {view.uuid}
+    assert port.stopped == [double]
+    state = measuring.round.state(run.cell.cell_key, 1)
+    assert state is not None
+    assert state.run_uuid == view.uuid
+
+
+def test_a_double_that_shows_later_is_stopped_at_the_runs_end(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    double = port.create(operation={}, name="late", meta=view.meta_info)
+    port.script[view.uuid] = ["running", "succeeded"]
+    assert wait_until_final(measuring, run, view).status == "succeeded"
+    assert port.stopped == [double.uuid]
+
+
+def test_a_recorded_run_that_no_list_shows_is_adopted_unless_it_was_deleted(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    with monkeypatch.context() as archived:
+        archived.setattr(port, "find", lambda meta: [])
+        assert find_or_create(measuring, run) == (view, True)
+    del port.runs[view.uuid]
+    another, adopted = find_or_create(measuring, run)
+    assert not adopted
+    assert list(port.runs) == [another.uuid]
+
+
 @pytest.mark.parametrize("outcome", ["stopped", "lost", "infeasible"])
 def test_what_was_not_found_out_is_measured_again_as_a_further_attempt(
     make: Make, outcome: str
@@ -270,6 +317,7 @@ def test_a_stop_request_stops_the_run_and_waits_for_its_end(make: Make) -> None:
     threading.Timer(0.02, measuring.stop.set).start()
     assert wait_until_final(measuring, run, view).status == "stopped"
     assert port.stopped == [view.uuid]
+    assert measuring.round.deadline_of(view.uuid) is None
 
 
 def test_queueing_has_a_deadline_of_its_own(make: Make) -> None:
@@ -277,7 +325,22 @@ def test_queueing_has_a_deadline_of_its_own(make: Make) -> None:
     measuring, run = make(port)
     measuring.queue_s = 0.02
     view, _ = find_or_create(measuring, run)
+    # A cluster says "starting" of a pod that still waits for a card.
+    port.script[view.uuid] = ["starting"] * 1000
     assert wait_until_final(measuring, run, view).status == "stopped"
+    assert measuring.round.deadline_of(view.uuid) == ("queued for more than 0 s", False)
+
+
+def test_a_run_that_outlives_its_time_is_stopped_with_the_reason_on_disk(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    monkeypatch.setattr(measure, "FINAL_GRACE_S", 0.02 - run.cell.limits.run_s)
+    view, _ = find_or_create(measuring, run)
+    port.script[view.uuid] = ["running"] * 1000
+    assert wait_until_final(measuring, run, view).status == "stopped"
+    assert measuring.round.deadline_of(view.uuid) == ("running for more than 0 s", True)
 
 
 def test_a_run_that_waits_for_approval_is_told_and_has_its_own_deadline(make: Make) -> None:

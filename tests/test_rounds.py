@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flows.shipped import find_sweep
+from tasks import rounds
 from tasks.files import read_json, write_json
 from tasks.home import Home
 from tasks.plan.sweep import parse_sweep
@@ -41,6 +42,18 @@ def test_the_newest_round_is_taken_and_fresh_opens_the_next(home: Home) -> None:
     second, new = opened(home, fresh=True)
     assert new
     assert second.label == "2"
+    assert opened(home)[0] == second
+    assert [r.id for r in rounds_of(home, "demo")] == [first.id, second.id]
+
+
+def test_the_newest_round_is_the_one_opened_last_though_the_clock_was_set_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "now", lambda: "2026-01-01T12:00:00.000Z")
+    first, _ = opened(home)
+    monkeypatch.setattr(rounds, "now", lambda: "2026-01-01T10:00:00.000Z")
+    second, _ = opened(home, fresh=True)
+    assert second.opened_at == "2026-01-01T12:00:00.001Z"
     assert opened(home)[0] == second
     assert [r.id for r in rounds_of(home, "demo")] == [first.id, second.id]
 

@@ -8,6 +8,7 @@ restarts what has died, and starts the worker whenever there is a server to ask.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import httpx
 from tasks import schedules
 from tasks.home import Home
 from tasks.launch import services
-from tasks.launch.settings import POOL, prefect_environment, service_environment
+from tasks.launch.settings import POOL, prefect_environment, service_environment, worker_name
 from warehouse.errors import MemsweepError
 
 LOOK_S = 5.0
@@ -66,8 +67,8 @@ class Scheduler:
         self._worker = subprocess.Popen(
             [
                 sys.executable, "-P", "-m", "prefect", "worker", "start",
-                "--pool", POOL, "--type", "process", "--name", POOL, "--limit", str(MOST_NIGHTS),
-                "--install-policy", "never",
+                "--pool", POOL, "--type", "process", "--name", worker_name(os.getpid()),
+                "--limit", str(MOST_NIGHTS), "--install-policy", "never",
             ],
             env=environment | prefect_environment(self._home, url),
             stdin=subprocess.DEVNULL,
@@ -78,7 +79,8 @@ class Scheduler:
 def drop_removed(home: Home, api_url: str) -> None:
     """Delete Prefect's deployments of schedules that are there no more, so that nothing fires them.
 
-    A server that does not answer is asked again before the next worker starts.
+    Its rows of earlier schedulers' workers go too. A server that does not answer is asked again
+    before the next worker starts.
     """
     kept = {schedule.name for schedule in schedules.schedules(home)}
     wanted = {"flows": {"name": {"any_": [schedules.FLOW]}}}
@@ -88,6 +90,11 @@ def drop_removed(home: Home, api_url: str) -> None:
             for one in answer.json():
                 if one["name"] not in kept:
                     client.delete(f"/deployments/{one['id']}").raise_for_status()
+            workers = f"/work_pools/{POOL}/workers"
+            answer = client.post(f"{workers}/filter", json={})
+            for one in answer.json() if answer.is_success else []:  # 404: no pool yet
+                if one["name"] != worker_name(os.getpid()):
+                    client.delete(f"{workers}/{one['name']}")
     except (httpx.HTTPError, ValueError) as error:
         print(f"removed schedules could not be dropped: {error}", file=sys.stderr, flush=True)  # noqa: T201
 

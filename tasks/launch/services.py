@@ -30,7 +30,9 @@ from tasks.launch.settings import (
     polyaxon_root,
     service_environment,
     service_mark,
+    worker_name,
 )
+from tasks.rounds import rounds_of
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
 Name = Literal["prefect", "polyaxon", "supervisor", "scheduler"]
@@ -50,6 +52,7 @@ SERVER_GRACE_S = 15.0
 SUPERVISOR_GRACE_S = 150.0
 #: A night stops its runs and collects them first.
 NIGHT_GRACE_S = 180.0
+FLOW_GRACE_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,9 @@ def keep_alive(home: Home) -> list[str]:
 
 
 def down(home: Home) -> list[str]:
-    """End scheduler, nights, supervisor (with its runs), Polyaxon and Prefect.
+    """End scheduler, nights, flows, supervisor (with its runs), Polyaxon and Prefect.
+
+    Nights and flows stop their runs and collect what exists first, while the services answer.
 
     Returns one line for each thing ended. What is scheduled stays so: the next :func:`up` fires it.
 
@@ -241,7 +246,7 @@ def down(home: Home) -> list[str]:
         CannotFindOut: something could not be ended; the message says what is left.
     """
     with _lock(home):
-        told = _end_scheduler(home) + _end_nights(home) + _end_supervisor(home)
+        told = _end_scheduler(home) + _end_nights(home) + _end_flows(home) + _end_supervisor(home)
         for name in ("polyaxon", "prefect"):
             entry = _entry(home, name)
             if entry is None:
@@ -556,7 +561,10 @@ def _is_ready(home: Home, name: str, entry: _Entry) -> bool:
 
 
 def _worker_polls(home: Home, entry: _Entry) -> bool:
-    """Tell whether Prefect has heard of this scheduler's worker since it was started."""
+    """Tell whether Prefect has heard of this scheduler's worker.
+
+    By its name, not by its time: a clock that was set back must not hold up every start.
+    """
     import httpx
 
     port = (files.read_json(_ports_file(home)) or {}).get("prefect")
@@ -564,9 +572,8 @@ def _worker_polls(home: Home, entry: _Entry) -> bool:
     try:
         answer = httpx.post(url, json={}, timeout=5, trust_env=False)
         workers = answer.json() if answer.is_success else []
-        heard = [str(one["last_heartbeat_time"]) for one in workers if one["status"] == "ONLINE"]
-        started = datetime.fromisoformat(entry.started_at)
-        return any(datetime.fromisoformat(at) >= started for at in heard)
+        name = worker_name(entry.pid)
+        return any(one["name"] == name and one["status"] == "ONLINE" for one in workers)
     except (httpx.HTTPError, ValueError, KeyError):
         return False
 
@@ -612,9 +619,27 @@ def _end_scheduler(home: Home) -> list[str]:
 
 
 def _end_nights(home: Home) -> list[str]:
+    # With the worker gone these have nothing to do but to hand a second SIGTERM on.
+    starters = processes.marked(SERVICE_VARIABLE, service_mark(home, "night-start"))
+    processes.send(starters, signal.SIGKILL)
     going = live_nights(home)
     processes.end(lambda: live_nights(home), grace_s=NIGHT_GRACE_S)
     return [f"night: ended (pid {one.pid})" for one in going]
+
+
+def _end_flows(home: Home) -> list[str]:
+    """Have every `run` that measures stop as `stop` does."""
+    if not any(
+        (entry := _entry(home, name)) and entry.is_alive() for name in ("prefect", "polyaxon")
+    ):
+        return []  # they measure elsewhere
+    held = [(round_, pid) for round_ in rounds_of(home) if (pid := round_.holder()) is not None]
+    for round_, _ in held:
+        round_.ask_stop(after_current=False)
+    deadline = time.monotonic() + FLOW_GRACE_S
+    while any(round_.holder() == pid for round_, pid in held) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [f"round {round_.id}: stopped (process {pid})" for round_, pid in held]
 
 
 def _end_supervisor(home: Home) -> list[str]:

@@ -98,6 +98,11 @@ def prefect_environment(home: Home, api_url: str | None = None) -> dict[str, str
 SERVICE_VARIABLE = "MEMSWEEP_SERVICE"
 
 
+def worker_name(scheduler_pid: int) -> str:
+    """Return the name of the worker that the scheduler of this PID starts."""
+    return f"{POOL}-{scheduler_pid}"
+
+
 def service_mark(home: Home, name: str) -> str:
     """Return the value of :data:`SERVICE_VARIABLE` that belongs to this service alone."""
     return f"{home.root}:{name}"

@@ -44,7 +44,7 @@ from tasks.canonical import canonical_json
 from tasks.home import Home
 from tasks.launch import environments
 from tasks.launch import operation as operations
-from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
+from tasks.launch.port import PolyaxonPort, RunUnknown, RunView, is_final
 from tasks.launch.settings import artifacts_root, run_environment, run_outputs
 from warehouse.errors import CannotFindOut, MemsweepError
 
@@ -419,9 +419,7 @@ class Supervisor:
 
     def shut_down(self) -> None:
         """Stop every run, going or queued, and say so to Polyaxon as far as it answers."""
-        for run in self.asked(self.port.active) or []:
-            if run.uuid not in self.live:
-                self.asked(partial(self._stop, run.uuid))
+        self._stop_queued()
         for one in self.live.values():
             if not one.ended:
                 self._signal(one, "stop")
@@ -434,6 +432,14 @@ class Supervisor:
             for one in list(self.live.values()):
                 self._finish(one)
             time.sleep(0.2 if self.live else 0)
+        # What was created meanwhile would be started by the next supervisor, for nobody.
+        self._stop_queued()
+
+    def _stop_queued(self) -> None:
+        """Stop the runs that were not started."""
+        for run in self.asked(self.port.active) or []:
+            if run.uuid not in self.live:
+                self.asked(partial(self._stop, run.uuid))
 
     def asked(self, question: Callable[[], T]) -> T | None:
         """Ask Polyaxon; None when it does not answer now. The same fault is said once a minute."""
@@ -478,14 +484,22 @@ class Supervisor:
             return "timeout"
         if statuses is None:
             return None
-        status = statuses.get(record.uuid)
-        if status is None:
-            view = self.asked(lambda: self.port.view(record.uuid))
-            if view is None or not view.is_final:
-                return None
+        status = statuses.get(record.uuid) or self._unlisted(record.uuid)
+        if status is not None and is_final(status):
             # A status posted after a final one is dropped silently, so nobody else would notice.
-            return "stop" if view.status == "stopped" else "lost"
+            return "stop" if status == "stopped" else "lost"
         return "stop" if status == "stopping" else None
+
+    def _unlisted(self, run_uuid: str) -> str | None:
+        """Return the status of a run that no list shows: it is final, archived or deleted."""
+
+        def look() -> str:
+            try:
+                return self.port.view(run_uuid).status
+            except RunUnknown:
+                return "stopping"  # deleted: nobody waits for it any more
+
+        return self.asked(look)
 
     def _signal(self, one: Live, reason: Reason) -> None:
         """Write why, then ask the run's leader to end."""

@@ -17,18 +17,23 @@ import pytest
 from tasks import files, processes, schedules
 from tasks.home import Home
 from tasks.launch import services, settings, supervisor
+from tasks.plan.sweep import parse_sweep
+from tasks.rounds import open_round
 from warehouse.errors import BadInput, ServiceDown
 
 #: A server that answers 200 to everything, with a child as a real one may have.
 SERVER = """
-import http.server, subprocess, sys
+import http.server, json, pathlib, subprocess, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
     def do_POST(self):
         self.do_GET()
-        heard = b'"last_heartbeat_time": "2999-01-01T00:00:00Z"'
-        self.wfile.write(b'[{"status": "ONLINE", ' + heard + b'}]')
+        pid = json.loads(pathlib.Path(sys.argv[2]).read_text())["pid"]
+        # The clock was set back since: what counts is whose worker it is.
+        worker = {"name": sys.argv[3] % pid, "status": "ONLINE",
+                  "last_heartbeat_time": "1999-01-01T00:00:00Z"}
+        self.wfile.write(json.dumps([worker]).encode())
     def log_message(self, *_): pass
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
@@ -51,7 +56,9 @@ def programs(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, 
     def command(home: Home, name: str, port: int | None) -> list[str]:
         ready = home.services / "supervisor" / "ready.json"
         argument = str(port) if port is not None else str(ready)
-        return [sys.executable, "-c", code[name], argument]
+        scheduler = home.services / "scheduler" / "state.json"
+        worker = code.get("worker", f"{settings.POOL}-%d")
+        return [sys.executable, "-c", code[name], argument, str(scheduler), worker]
 
     monkeypatch.setattr(services, "_command", command)
     yield code
@@ -86,6 +93,53 @@ def test_up_is_idempotent_and_down_leaves_nothing(home: Home) -> None:
         assert entry.port is None or not processes.listening(entry.port)
     assert {one.state for one in services.status(home)} == {"down"}
     assert services.down(home) == []
+
+
+#: A flow that holds the round whose folder it is given until it is asked to stop.
+FLOW = """
+import sys, time
+from pathlib import Path
+from tasks.home import Home
+from tasks.rounds import rounds_of
+(round_,) = rounds_of(Home(Path(sys.argv[1])))
+with round_.only_flow():
+    print("on", flush=True)
+    while round_.stop_asked() is None:
+        time.sleep(0.02)
+    # As collecting what exists does.
+    time.sleep(0.5)
+    (round_.folder / "collected").touch()
+"""
+
+
+@pytest.mark.usefixtures("programs")
+def test_down_has_a_flow_collect_first_while_the_services_answer(home: Home) -> None:
+    points = "[{parallel: 1, number: 1}]"
+    text = f"name: held\nmodel: tiny-qwen3\nexperiments: [{{name: e, points: {points}}}]\n"
+    round_, _ = open_round(home, parse_sweep(text, where="x"), text, target="local", fresh=False)
+    services.up(home, progress=quiet)
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOW, str(home.root)], stdout=subprocess.PIPE, text=True
+    ) as flow:
+        assert flow.stdout is not None
+        flow.stdout.readline()
+        told = services.down(home)
+        assert told[0] == f"round {round_.id}: stopped (process {flow.pid})"
+        assert (round_.folder / "collected").exists()
+    assert flow.returncode == 0
+
+
+def test_the_worker_of_an_earlier_scheduler_is_not_taken_for_ours(
+    home: Home, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule(home)
+    services.up(home, progress=quiet)
+    services.down(home)
+    programs["worker"] = f"{settings.POOL}-1%d"
+    monkeypatch.setattr(services, "READY_S", 1.0)
+    with pytest.raises(ServiceDown, match="scheduler did not answer"):
+        services.up(home, progress=quiet)
+    services.down(home)
 
 
 @pytest.mark.usefixtures("programs")

@@ -248,6 +248,40 @@ def test_a_run_deleted_in_polyaxon_is_let_go(bench: Bench) -> None:
     bench.until(lambda: not bench.supervisor.live)
 
 
+@pytest.mark.parametrize("how", ["archived", "deleted"])
+def test_a_run_archived_or_deleted_in_polyaxon_ends(
+    bench: Bench, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = bench.add(programs.SLEEP)
+    bench.until_status(run, "running")
+    record = bench.record(run)
+    if how == "deleted":
+        bench.polyaxon.statuses.pop(run)
+    else:
+        # haupt asks it to stop, and shows it in no list any more.
+        bench.polyaxon.post_status(run, "stopping", "Archived", "")
+        monkeypatch.setattr(bench.polyaxon, "active", list)
+    bench.until(lambda: not bench.supervisor.live)
+    assert processes.session(record.sid, record.start_ticks) == []
+
+
+def test_a_run_created_while_shutting_down_is_not_left_for_the_next_supervisor(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = bench.add(programs.SLEEP)
+    bench.until_status(going, "running")
+    created: list[str] = []
+    finish = Supervisor._finish
+
+    def meanwhile(it: Supervisor, one: supervisor.Live) -> bool:
+        created.append(bench.add(programs.SLEEP))
+        return finish(it, one)
+
+    monkeypatch.setattr(Supervisor, "_finish", meanwhile)
+    bench.supervisor.shut_down()
+    assert {bench.polyaxon.status(run) for run in created} == {"stopped"}
+
+
 def test_shutting_down_stops_what_goes_and_what_waits(bench: Bench) -> None:
     going, waiting = bench.add(programs.SLEEP), bench.add(programs.SLEEP)
     bench.until_status(going, "running")

@@ -5,6 +5,8 @@ bench: fires twice, overlaps, is late, is stopped and goes on. About 5 minutes.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -98,6 +100,36 @@ def state_name(here: Memsweep, flow_run_id: str) -> str:
     return str(prefect(here, f"/flow_runs/{flow_run_id}")["state"]["name"])
 
 
+def cancel_in_prefect(here: Memsweep) -> None:
+    """Cancel a night whose runs take longer to stop than Prefect's worker waits."""
+    home = Home(here.home)
+    make_home(here.home, engine={"boot_s": BOOT_S})
+    flow_run_id = start_a_night(here, datetime.now(UTC))
+    wait_for("a run", lambda: here.json("status")["running"], timeout=90, poll=1)
+    night = schedules.find_night(home, flow_run_id)
+    assert night is not None
+    supervisor = next(s for s in here.json("status")["services"] if s["name"] == "supervisor")
+    os.kill(supervisor["pid"], signal.SIGSTOP)
+    try:
+        prefect(here, f"/flow_runs/{flow_run_id}/set_state", {"state": {"type": "CANCELLING"}})
+        # The worker has killed what it takes for the night.
+        wait_for(
+            "Cancelled", lambda: state_name(here, flow_run_id) == "Cancelled", timeout=120, poll=1
+        )
+        assert processes.alive(night.pid, night.start_ticks)
+    finally:
+        os.kill(supervisor["pid"], signal.SIGCONT)
+    label = str(night.night)
+    wait_for("its end", lambda: nights(here)[label] == "stopped", timeout=120, poll=1)
+    wait_for(
+        "its process's end", lambda: not processes.alive(night.pid, night.start_ticks), timeout=60
+    )
+    assert here.json("status")["running"] == []
+    stored = [r["outcome"] for r in here.json("runs")["runs"] if r["round"].endswith(label)]
+    assert "stopped" in stored
+    assert state_name(here, flow_run_id) == "Cancelled"
+
+
 def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     here: Memsweep, morning: Morning, tmp_path: Path
 ) -> None:
@@ -151,6 +183,8 @@ def test_nights_fire_overlap_are_missed_and_survive_a_restart(
     (again,) = (row for name, row in rounds.items() if name.endswith(str(going.night)))
     assert again["runs"] == again["finished"] >= 2
     assert again["unexpected"] == 0
+
+    cancel_in_prefect(here)
 
     artifacts = [one for one in prefect(here, "/artifacts/filter", {}) if one["key"]]
     assert {one["type"] for one in artifacts} == {"table", "markdown"}

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tasks.launch.port import RunView
+from tasks.launch.port import RunUnknown, RunView
 
 
 @dataclass
@@ -43,6 +43,8 @@ class FakePolyaxon:
         return view
 
     def view(self, run_uuid: str) -> RunView:
+        if run_uuid not in self.runs:
+            raise RunUnknown(f"run {run_uuid}: not there")
         view, meta = self.runs[run_uuid]
         left = self.script.get(run_uuid) or self.script.get("*") or []
         if left:
