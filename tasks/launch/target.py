@@ -5,16 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 import polyaxonfiles
 from tasks.home import Home
-from tasks.launch import environments, labels, quantity
+from tasks.launch import environments, labels, pins, quantity
 from tasks.launch import operation as operations
 from tasks.launch.operation import Placement
 from tasks.plan import gpus
@@ -28,6 +36,9 @@ UNRESOLVED = "unresolved"
 _TIMEOUT_MARGIN_S = 60
 _GPU = "nvidia.com/gpu"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+#: DNS-1123 subdomain: what Kubernetes takes as the name of a claim or a secret.
+_OBJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_OBJECT_LENGTH = 253
 #: Names of the volumes of a cluster's pod.
 _MODELS, _SHM = "memsweep-models", "memsweep-shm"
 #: What the download of a model needs; it is over before the run begins.
@@ -37,12 +48,27 @@ _FETCH_RESOURCES = {
 }
 
 
+def _object_name(text: str) -> str:
+    if len(text) > _OBJECT_LENGTH or _OBJECT.fullmatch(text) is None:
+        raise ValueError(
+            f"got {text!r}, wanted a name as Kubernetes has them: a-z, 0-9, - and ., with a letter "
+            "or digit at both ends"
+        )
+    return text
+
+
+ObjectName = Annotated[str, AfterValidator(_object_name)]
+Quantities = dict[str, str | int | float]
+#: By kind (``requests``, ``limits``).
+Resources = dict[str, Quantities]
+
+
 class SecretKey(BaseModel):
     """One value of a Kubernetes secret, by reference: the value never leaves the cluster."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(description="name of the secret")
+    name: ObjectName = Field(description="name of the secret")
     key: str = Field(description="key in it")
 
 
@@ -96,19 +122,21 @@ class Profile(BaseModel):
         Field(None, description="digest of the image; 'unresolved' until 'memsweep pin'")
     )
     models: str | None = Field(None, description="folder of the models where the run is executed")
-    models_claim: str | None = Field(
+    models_claim: ObjectName | None = Field(
         None, description="PersistentVolumeClaim mounted at models, kept from run to run"
     )
     fetch_s: Annotated[float, Field(gt=0)] | None = Field(
         None, description="longest download of a model into models_claim, s; None: it is there"
     )
-    hub: str | None = Field(None, description="hub the models come from; None: the public one")
+    hub: str | None = Field(
+        None, description="hub the models come from, https; None: the public one"
+    )
     secrets: dict[str, SecretKey] = Field(
         default_factory=dict, description="variables of the download (HF_TOKEN), by reference"
     )
     shm: str = Field("8Gi", description="size of /dev/shm, in memory; counts as the run's")
     queue: str | None = Field(None, description="AGENT/QUEUE of Polyaxon")
-    namespace: str | None = Field(
+    namespace: ObjectName | None = Field(
         None,
         description="Kubernetes namespace that the agent manages; None: the agent's own",
     )
@@ -121,8 +149,8 @@ class Profile(BaseModel):
     environment: dict[str, object] | None = Field(
         None, description="Polyaxon's environment section: node selector, tolerations, ..."
     )
-    resources: dict[str, object] | None = Field(
-        None, description="the container's resources, Kubernetes' form"
+    resources: dict[Literal["requests", "limits"], Quantities] | None = Field(
+        None, description="the container's resources, Kubernetes' form; one GPU where none is named"
     )
 
     @field_validator("host")
@@ -138,6 +166,17 @@ class Profile(BaseModel):
                 raise ValueError("wanted http://HOST[:PORT] or https://HOST[:PORT]")
             if address.username or address.password:
                 raise ValueError("credentials have no place in an address; see token_env")
+        return value
+
+    @field_validator("hub")
+    @classmethod
+    def _the_hub_is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                # A token would travel in clear to any other.
+                pins.address(value, what="hub")
+            except BadInput as error:
+                raise ValueError(str(error)) from error
         return value
 
     @field_validator("gpu")
@@ -156,13 +195,36 @@ class Profile(BaseModel):
             raise ValueError("a profile with device cpu has no gpu")
         if self.host is not None and None in (self.image, self.image_digest, self.models):
             raise ValueError("a profile with a host needs image, image_digest and models")
+        if self.host is not None and not _is_mount(str(self.models)):
+            raise ValueError(
+                f"models: got {self.models!r}, wanted an absolute folder of the container, such as "
+                "/models"
+            )
         if self.fetch_s is not None and self.models_claim is None:
             raise ValueError("fetch_s is given without models_claim: nothing would be kept")
         if self.secrets and self.fetch_s is None:
             raise ValueError("secrets are for the download only, and fetch_s is not given")
+        if "restartPolicy" in (self.environment or {}):
+            raise ValueError("environment: restartPolicy is not a profile's: no run is repeated")
         quantity.parse(self.shm)
+        self._has_a_gpu()
         self._stays_within_its_quota()
         return self
+
+    @property
+    def _gets_gpus(self) -> bool:
+        """Whether a run's container asks a cluster for GPUs."""
+        return self.device == "cuda" and not self.is_embedded
+
+    def _has_a_gpu(self) -> None:
+        for kind, named in (self.resources or {}).items():
+            if self._gets_gpus and _GPU in named:
+                count = quantity.parse(named[_GPU])
+                if count < 1 or count != int(count):
+                    raise ValueError(
+                        f"resources.{kind}: {_GPU} is {named[_GPU]}, wanted 1 or more for device "
+                        "cuda; left out, a run gets one"
+                    )
 
     def _stays_within_its_quota(self) -> None:
         for name, most in self.quota.items():
@@ -173,11 +235,21 @@ class Profile(BaseModel):
 
     def requested(self, resource: str) -> Decimal | None:
         """Return what a run requests of a resource; a limit alone is a request too."""
+        given = self.container_resources
         for kind in ("requests", "limits"):
-            named = (self.resources or {}).get(kind)
-            if isinstance(named, dict) and resource in named:
-                return quantity.parse(named[resource])
+            if resource in given.get(kind, {}):
+                return quantity.parse(given[kind][resource])
         return None
+
+    @property
+    def container_resources(self) -> Resources:
+        """What a run's container asks for: as stated, on a cluster with the GPU it computes on."""
+        stated: Resources = {kind: dict(named) for kind, named in (self.resources or {}).items()}
+        if self._gets_gpus:
+            # Kubernetes takes a limit for a request, but no request without a limit.
+            count = stated.get("requests", {}).get(_GPU, 1)
+            stated["limits"] = {_GPU: count, **stated.get("limits", {})}
+        return stated
 
     @property
     def gpus(self) -> int:
@@ -188,6 +260,13 @@ class Profile(BaseModel):
     def is_embedded(self) -> bool:
         """Whether runs are executed by the embedded services on this machine."""
         return self.host is None
+
+
+def _is_mount(folder: str) -> bool:
+    """Tell whether Kubernetes can mount a volume there."""
+    path = PurePosixPath(folder)
+    is_below_root = path.is_absolute() and len(path.parts) > 1
+    return is_below_root and ".." not in path.parts and ":" not in folder
 
 
 def names() -> list[str]:
@@ -304,6 +383,7 @@ def build(
 ) -> dict[str, object]:
     """Return the operation of a cell's document on this target.
 
+    ``run_labels`` are the target's where none are given: nothing is created without a label.
     ``is_dry`` is for looking at it only: an image without a digest is then called unresolved.
 
     Raises:
@@ -319,7 +399,12 @@ def build(
         placement=(
             None
             if profile.is_embedded
-            else _placement(profile, model, places["model_path"], run_labels or {})
+            else _placement(
+                profile,
+                model,
+                places["model_path"],
+                labels.of_target(profile.name) if run_labels is None else run_labels,
+            )
         ),
     )
 
@@ -454,7 +539,7 @@ def _placement(
         image=image,
         environment=profile.environment or {},
         labels=run_labels,
-        resources=profile.resources,
+        resources=profile.container_resources,
         volumes=volumes,
         mounts=mounts,
         init=[_download(profile, image, model, folder)] if profile.fetch_s else [],

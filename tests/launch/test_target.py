@@ -186,6 +186,11 @@ def test_a_cells_labels_name_target_round_and_keys(home: Home) -> None:
     assert "runPatch" not in here
 
 
+def test_nothing_is_built_for_a_cluster_without_a_label(home: Home) -> None:
+    built: Any = target.build(home, local_gpu(**CLUSTER), {"x": None}, model="m", run_limit_s=1)
+    assert built["runPatch"]["environment"]["labels"] == labels.of_target("x")
+
+
 def test_the_clusters_clock_starts_before_the_run_does(home: Home) -> None:
     cell, waits = a_cell(revision=lambda name: "a" * 40), {"queue_s": 5000}
     plain = local_gpu(**CLUSTER, **waits)
@@ -207,6 +212,44 @@ def test_a_cell_that_needs_more_gpus_than_a_run_gets_is_refused(home: Home) -> N
         target.operation(home, local_gpu(**CLUSTER), wide)
     two = local_gpu(**CLUSTER, resources={"limits": {"nvidia.com/gpu": 2}})
     target.operation(home, two, wide)
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        (None, {"limits": {"nvidia.com/gpu": 1}}),
+        (
+            {"requests": {"cpu": "8"}, "limits": {"memory": "32Gi"}},
+            {"requests": {"cpu": "8"}, "limits": {"nvidia.com/gpu": 1, "memory": "32Gi"}},
+        ),
+        (
+            {"requests": {"nvidia.com/gpu": 2}},
+            {"requests": {"nvidia.com/gpu": 2}, "limits": {"nvidia.com/gpu": 2}},
+        ),
+        ({"limits": {"nvidia.com/gpu": "4"}}, {"limits": {"nvidia.com/gpu": "4"}}),
+    ],
+)
+def test_a_run_gets_a_gpu_whatever_else_the_profile_asks_for(
+    home: Home, resources: dict[str, Any] | None, expected: dict[str, Any]
+) -> None:
+    profile = local_gpu(**CLUSTER, resources=resources)
+    cell: Any = target.operation(home, profile, a_cell())
+    inputs = {"model": "owner/name", "model_revision": "a" * 40, "max_model_len": "1024"}
+    service: Any = target.service(home, profile, operation.read("service.yaml"), inputs)
+    for built in (cell, service):
+        assert built["runPatch"]["container"]["resources"] == expected
+    assert profile.gpus == int(expected["limits"]["nvidia.com/gpu"])
+
+
+def test_a_run_on_a_clusters_cpus_asks_for_no_gpu() -> None:
+    resources = {"limits": {"memory": "8Gi"}}
+    profile = local_gpu(**CLUSTER | {"device": "cpu"}, resources=resources)
+    assert profile.container_resources == resources
+
+
+def test_what_is_a_folder_here_need_not_be_a_containers() -> None:
+    assert local_gpu(models="relative/path").models == "relative/path"
+    assert local_gpu(hub="http://127.0.0.1:8080").hub == "http://127.0.0.1:8080"
 
 
 def test_a_service_gets_what_the_profile_gives_a_run(home: Home) -> None:
@@ -249,7 +292,24 @@ def test_a_download_needs_a_commit(home: Home) -> None:
         ({"secrets": {"HF_TOKEN": {"name": "a", "key": "b"}}}, "for the download only"),
         ({"shm": "lots"}, "Kubernetes quantity"),
         ({"collect_within_s": 60}, "collect_within_s"),
-        ({"quota": {"nvidia.com/gpu": 1}}, "got no request of it"),
+        ({"quota": {"memory": "40Gi"}}, "got no request of it"),
+        ({"quota": {"nvidia.com/gpu": 1}, "slots": 2}, "nvidia.com/gpu is 1, got 2 slots of 1"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 0}}}, "is 0, wanted 1 or more"),
+        ({"resources": {"requests": {"nvidia.com/gpu": "0"}}}, "is 0, wanted 1 or more"),
+        ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "is 500m, wanted 1 or more"),
+        ({"resources": {"limit": {"memory": "1Gi"}}}, "limit"),
+        ({"environment": {"restartPolicy": "OnFailure"}}, "restartPolicy is not a profile's"),
+        ({"models": "relative/path"}, "got 'relative/path', wanted an absolute folder"),
+        ({"models": "/models/../etc"}, "wanted an absolute folder"),
+        ({"models": "/"}, "wanted an absolute folder"),
+        ({"models_claim": "Bad_Name"}, "got 'Bad_Name', wanted a name as Kubernetes has them"),
+        ({"namespace": "-x"}, "got '-x', wanted a name as Kubernetes has them"),
+        (
+            {"models_claim": "c", "fetch_s": 1, "secrets": {"T": {"name": "A b", "key": "k"}}},
+            "got 'A b', wanted a name",
+        ),
+        ({"hub": "http://hub.invalid"}, "wanted https://HOST, or http:// on this machine"),
+        ({"hub": "https://me:secret@hub.invalid"}, "credentials have no place"),
         (
             {"quota": {"memory": "40Gi"}, "slots": 2, "resources": {"limits": {"memory": "32Gi"}}},
             "quota of memory is 40Gi, got 2 slots",
@@ -259,7 +319,7 @@ def test_a_download_needs_a_commit(home: Home) -> None:
 )
 def test_a_cluster_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        local_gpu(**CLUSTER, **changes)
+        local_gpu(**CLUSTER | changes)
 
 
 @pytest.mark.parametrize(
