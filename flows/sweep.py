@@ -115,19 +115,26 @@ def _measure(context: Context) -> State[str]:
 
 
 def _verdict(context: Context, results: list[CellResult]) -> State[str]:
-    plan = context.plan
+    """Return the flow's final state: what is measured, and what of it is not as expected.
+
+    Somebody's stop is no fault of the sweep, but what came out wrong before it is named.
+    """
+    plan, measuring = context.plan, context.measuring
     total = sum(1 for _ in plan.runs()) + sum(1 for _ in plan.skipped())
     wrong = [result for result in results if not result.as_expected]
+    # What was stopped tells least.
+    wrong.sort(key=lambda result: result.outcome == Outcome.STOPPED.value)
     good = len(results) - len(wrong)
     text = f"{good} of {total} cells as expected"
     if wrong:
         text += "; " + ", ".join(f"{r.label}: {r.outcome}" for r in wrong[:5])
     if len(results) < total:
-        why = context.measuring.ended_early or "stopped"
+        why = measuring.ended_early or "stopped"
         text += f"; {total - len(results)} not measured ({why})"
-    if context.measuring.cancelled:
+    stopped = len(results) < total or any(r.outcome == Outcome.STOPPED.value for r in wrong)
+    if measuring.cancelled or (measuring.asked_to_stop and stopped):
         return Cancelled(message=text)
-    if good < len(results) or (good < total and not context.measuring.ended_by_budget):
+    if good < len(results) or (good < total and not measuring.ended_by_budget):
         return Failed(name=NOT_AS_EXPECTED, message=text)
     return Completed(message=text)
 

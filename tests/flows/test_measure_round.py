@@ -140,20 +140,62 @@ def test_never_more_runs_than_slots_and_in_the_plans_order(
     assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
 
 
-def test_a_stop_request_starts_no_further_cell_and_the_verdict_says_so(
-    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("after_current", [True, False])
+def test_a_stop_request_starts_no_further_cell_and_the_round_is_stopped(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch, after_current: bool
 ) -> None:
     def body(context: Context, run: PlannedRun) -> None:
-        context.round.ask_stop(after_current=True)
-        assert context.measuring.finish_only.wait(5)
+        context.round.ask_stop(after_current=after_current)
+        measuring = context.measuring
+        assert (measuring.finish_only if after_current else measuring.stop).wait(5)
 
     began = measuring_with(monkeypatch, body)
     context = make(1)
     results = measure_round(context)
     assert len(began) == 1
     state = sweep._verdict(context, results)
-    assert state.is_failed()
-    assert "1 of 5 cells as expected; 4 not measured" in (state.message or "")
+    assert state.is_cancelled()
+    assert state.message == "1 of 5 cells as expected; 4 not measured (stopped)"
+
+
+def test_a_stop_of_the_last_cells_is_told_too_and_names_what_was_wrong_before(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make(1)
+    *_, last = context.plan.runs(context.round.seed)
+
+    def outcome(run: PlannedRun, tried: int) -> str:
+        if run != last:
+            return "oom" if run.cell.label.endswith("3") else "ok"
+        context.round.ask_stop(after_current=False)
+        assert context.measuring.stop.wait(5)
+        return "stopped"
+
+    monkeypatch.setattr(sweep, "all_alike", lambda results: None)
+    ending_with(monkeypatch, outcome)
+    state = sweep._verdict(context, measure_round(context))
+    assert state.is_cancelled()
+    label = last.cell.label
+    assert not label.endswith("3")
+    assert state.message == f"3 of 5 cells as expected; e/max_num_seqs=3: oom, {label}: stopped"
+
+
+@pytest.mark.parametrize("last", ["ok", "oom"])
+def test_a_stop_that_stopped_nothing_changes_no_verdict(
+    make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    context = make(5)
+    ended = threading.Barrier(5)
+
+    def outcome(run: PlannedRun, tried: int) -> str:
+        if ended.wait(5) == 0:
+            context.round.ask_stop(after_current=True)
+        assert context.measuring.finish_only.wait(5)
+        return last if run.cell.label.endswith("3") else "ok"
+
+    ending_with(monkeypatch, outcome)
+    state = sweep._verdict(context, measure_round(context))
+    assert (state.is_completed(), state.is_failed()) == (last == "ok", last != "ok")
 
 
 def test_a_fault_is_raised_and_no_further_cell_is_started(
