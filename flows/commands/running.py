@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,16 +19,15 @@ from tasks.home import Home
 from tasks.plan.plan import Plan
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import Round, rounds_of
-from warehouse.errors import BadInput, CannotFindOut, CheckFailed, MemsweepError, ServiceDown
+from warehouse.errors import BadInput, CannotFindOut, CheckFailed, MemsweepError
+
+if TYPE_CHECKING:  # Prefect takes seconds to import
+    from prefect.client.schemas.objects import State
 
 KeepOption = Annotated[
     bool, typer.Option("--keep-infeasible", help="run even what the prediction refuses")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="open a new round: measure again")]
-#: Names of a flow's failed states that are one of our errors, which keeps its exit code.
-FAULTS: dict[str | None, type[MemsweepError]] = {
-    kind.__name__: kind for kind in (BadInput, CannotFindOut, ServiceDown, CheckFailed)
-}
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="UUID, unique prefix, or latest")]
 
 
@@ -145,17 +144,40 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     from tasks.reconcile import crash_dead_flows
 
     crash_dead_flows(home, endpoints.prefect_api_url, say)
-    from flows.sweep import NOT_AS_EXPECTED, measure_sweep
+    from flows.sweep import measure_sweep
 
     _quiet_prefect()
     state = measure_sweep(sweep, target, **wishes, return_state=True)
-    if state.name == NOT_AS_EXPECTED or state.is_cancelled():
-        return f"sweep {parsed.name}: {state.message}"
-    if state.name in FAULTS:
-        raise FAULTS[state.name](state.message)
-    state.result()  # raises what else kept the flow from its end
+    if unexpected := not_as_expected(state):
+        return f"sweep {parsed.name}: {unexpected}"
     say(state.message or "")
     return None
+
+
+def not_as_expected(state: State[str]) -> str | None:
+    """Return what a measured sweep's final state says was not as expected, or ``None``.
+
+    Raises the error that kept the flow from its end; one of ours keeps its exit code.
+    """
+    from flows.sweep import NOT_AS_EXPECTED
+
+    if state.name == NOT_AS_EXPECTED or state.is_cancelled():
+        return state.message or str(state.name)
+    if (fault := _fault_named(state.name)) is not None:
+        raise fault(state.message)
+    if not state.is_completed():
+        state.result()
+    return None
+
+
+def _fault_named(
+    name: str | None, among: type[MemsweepError] = MemsweepError
+) -> type[MemsweepError] | None:
+    """Return the error of ours that a flow's failed state is named after, ``None`` for others."""
+    if among.__name__ == name:
+        return among
+    below = (_fault_named(name, kind) for kind in among.__subclasses__())
+    return next((kind for kind in below if kind is not None), None)
 
 
 def _quiet_prefect() -> None:
@@ -244,9 +266,10 @@ def _stop_rounds(home: Home, rounds: list[Round], *, after_current: bool) -> boo
         say(f"{round_.id}: stop asked of process {round_.holder()}")
     orphaned = [round_ for round_ in rounds if round_ not in busy]
     stopped = [
-        _stop_orphans(home, target, {one.id for one in orphaned if one.target == target})
+        _stop_orphans(home, target, [one for one in orphaned if one.target == target])
         for target in sorted({one.target for one in orphaned if _goes_on(one)})
     ]
+    _refuse_what_nobody_can_stop(home, orphaned)
     return bool(busy) or any(stopped)
 
 
@@ -254,7 +277,7 @@ def _goes_on(round_: Round) -> bool:
     return any(state.outcome is None for state in round_.states())
 
 
-def _stop_orphans(home: Home, target: str, round_ids: set[str]) -> bool:
+def _stop_orphans(home: Home, target: str, rounds: list[Round]) -> bool:
     """Stop what goes on of these rounds, which no flow measures, on their target's server."""
     from flows.context import port_of
     from tasks.launch import services
@@ -263,11 +286,32 @@ def _stop_orphans(home: Home, target: str, round_ids: set[str]) -> bool:
     if targets.load(target).is_embedded and services.endpoints(home) is None:
         return False
     port = port_of(home, target)
-    left = [view for view in port.active() if view.meta_info.get("round") in round_ids]
+    ids = {round_.id for round_ in rounds}
+    left = [view for view in port.active() if view.meta_info.get("round") in ids]
     for view in left:
         port.stop(view.uuid)
         say(f"run {view.uuid}: stop asked; its flow is gone, the next run of the sweep collects it")
     return bool(left)
+
+
+def _refuse_what_nobody_can_stop(home: Home, rounds: list[Round]) -> None:
+    """Raise where a run of these rounds lives on this machine and no Polyaxon server is up.
+
+    Also where no round knows the run: its flow was killed before it had recorded the UUID.
+    """
+    from tasks.launch import services
+
+    if services.endpoints(home) is not None:
+        return
+    ids = {round_.id for round_ in rounds}
+    others = [state for one in rounds_of(home) if one.id not in ids for state in one.states()]
+    known = {state.run_uuid for state in others}
+    if going := [run.uuid for run in services.live_runs(home) if run.uuid not in known]:
+        more = f" and {len(going) - 1} more" if going[1:] else ""
+        raise CannotFindOut(
+            f"run {going[0]}{more}: its process goes on, and no Polyaxon server is up to stop it; "
+            "memsweep services up, then memsweep stop; or end it with: memsweep services down"
+        )
 
 
 def logs(
