@@ -112,6 +112,11 @@ def write_sweep(home: Home, first: Original, *, repeats: int) -> Path:
     return path
 
 
+def is_commit(revision: str) -> bool:
+    """Whether a model's revision is a commit of a hub, and not of files made here."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def derived(first: Original, *, repeats: int) -> dict[str, Any]:
     """Return a sweep of which the only cell has the run's settings and load, nothing left out.
 
@@ -125,7 +130,7 @@ def derived(first: Original, *, repeats: int) -> dict[str, Any]:
     stated = {
         "engine_version": pins.engine_version if in_image else None,
         "image_digest": pins.image_digest,
-        "model_revision": pins.model_revision if _COMMIT.fullmatch(pins.model_revision) else None,
+        "model_revision": pins.model_revision if is_commit(pins.model_revision) else None,
     }
     return {
         "name": first.name,

@@ -14,11 +14,12 @@ import pytest
 from testkit.planning import demo, surroundings
 
 from flows import cli, context
-from flows.commands import running
+from flows.commands import reproducing, running
 from flows.shipped import beside, find_sweep
 from tasks import record, reproduce
 from tasks.bundle import load
 from tasks.home import Home
+from tasks.launch import pins
 from tasks.plan import gpus
 from tasks.plan.cell import Cell
 from tasks.plan.plan import PlannedCell, make_plan
@@ -26,7 +27,7 @@ from tasks.plan.sweep import parse_sweep
 from tasks.reproduce import Original
 from tasks.rounds import RepeatState, open_round
 from tests.support.bundle_maker import Lab, Spec
-from warehouse.errors import BadInput
+from warehouse.errors import BadInput, CannotFindOut
 from warehouse.registry import Outcome, Phase
 
 UUID = "11111111-1111-4111-8111-111111111111"
@@ -122,6 +123,59 @@ def test_a_run_in_an_image_asks_for_that_image(home: Home) -> None:
     assert again.cell_key == there.cell.cell_key
     here = planned(home, first).cell
     assert any("image_digest" in x for x in reproduce.cannot_be_had(first, here, target="local"))
+
+
+PROFILE = """
+description: a cluster
+device: cuda
+operation: gpu.yaml
+gpu: A10
+host: https://polyaxon.example.com
+image: registry.example.com/team/engine
+image_digest: unresolved
+models: /models
+models_claim: models
+fetch_s: 60
+resources: {requests: {nvidia.com/gpu: 1}, limits: {nvidia.com/gpu: 1}}
+"""
+
+
+def test_what_registry_and_hub_say_of_a_clusters_run_comes_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "cluster.yaml"
+    profile.write_text(PROFILE)
+    cell = demo().cells[0].cell
+    digest, commit = "sha256:" + "0" * 64, "0" * 40
+    there = {"image_digest": digest, "model_revision": commit}
+    first = of(cell.model_copy(update={"pins": cell.pins.model_copy(update=there)}))
+    asked: list[object] = []
+
+    def answers(image: object, model: object) -> None:
+        def one(answer: object, *given: object) -> object:
+            asked.append(given)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(pins, "image_is_there", lambda *given: one(image, *given))
+        monkeypatch.setattr(pins, "commit_of", lambda name, **_: one(model, name))
+
+    answers(True, None)
+    reproducing._ask_sources(first, str(profile))
+    assert asked == [("registry.example.com/team/engine", digest), (cell.setting.model.name,)]
+    assert capsys.readouterr().err == ""
+    answers(False, None)
+    with pytest.raises(BadInput, match=f"the registry has no image .*{digest} any more"):
+        reproducing._ask_sources(first, str(profile))
+    answers(CannotFindOut("no network"), BadInput("no such commit"))
+    reproducing._ask_sources(first, str(profile))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "not known whether the image can still be had: no network" in told
+    assert "the model can be had only where it is already: no such commit" in told
+    asked.clear()
+    reproducing._ask_sources(first, "local")
+    assert asked == []
 
 
 A10 = {"name": "NVIDIA A10", "total_bytes": 24_146_608_128}

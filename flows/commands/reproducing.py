@@ -40,7 +40,8 @@ def reproduce(
 ) -> None:
     """Measure a run again - same cell, same pins, same class of hardware - and judge the numbers.
 
-    What cannot be had any more is said before anything starts (exit 2). Exits 0 when the run is
+    What cannot be had any more is said before anything starts (exit 2); what a registry or hub that
+    does not answer leaves open is said too. Exits 0 when the run is
     reproduced, 1 when it is not, 3 when that cannot be told. Interrupted, it goes on where it was.
 
     Example: `memsweep reproduce latest`
@@ -51,6 +52,7 @@ def reproduce(
     path = str(reproduction.write_sweep(home, first, repeats=repeats))
     sweep = _read(path)
     _refuse(home, sweep, first, where, prepared=False)
+    _ask_sources(first, where)
     from flows.context import prepare
 
     prepare(home, sweep, where)
@@ -103,6 +105,38 @@ def _refuse(home: Home, sweep: Sweep, first: Original, target: str, *, prepared:
     lines += _refused_here(first, planned)
     if lines:
         raise BadInput(f"run {first.run_uuid} cannot be reproduced: {'; '.join(lines)}")
+
+
+def _ask_sources(first: Original, target: str) -> None:
+    """Ask the registry for the image and the hub for the commit of a run on a cluster.
+
+    Raises:
+        BadInput: the registry has no such image any more.
+    """
+    from tasks.launch import pins
+    from tasks.launch.target import load
+
+    profile, wanted = load(target), first.cell.pins
+    if profile.is_embedded:
+        return
+    if profile.image is not None and wanted.image_digest is not None:
+        try:
+            is_there = pins.image_is_there(profile.image, wanted.image_digest)
+        except CannotFindOut as error:
+            say(f"not known whether the image can still be had: {error}")
+        else:
+            if not is_there:
+                raise BadInput(
+                    f"run {first.run_uuid} cannot be reproduced: the registry has no image "
+                    f"{profile.image}@{wanted.image_digest} any more"
+                )
+    if profile.fetch_s is not None and reproduction.is_commit(wanted.model_revision):
+        model = first.cell.setting.model.name
+        try:
+            pins.commit_of(model, branch=wanted.model_revision, endpoint=profile.hub)
+        except (BadInput, CannotFindOut) as error:
+            # Said only: the volume of the models may hold it still.
+            say(f"the model can be had only where it is already: {error}")
 
 
 def _refused_here(first: Original, planned: PlannedCell) -> list[str]:

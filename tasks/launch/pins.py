@@ -165,14 +165,7 @@ def digest_of(wanted: Image, *, registry: str | None = None) -> Found:
         BadInput: the registry says that there is no such image or tag.
         CannotFindOut: it cannot be reached, or its answer is not the one of a registry.
     """
-    base = registry or f"https://{wanted.registry}"
-    url = f"{base}/v2/{wanted.name}/manifests/{wanted.tag}"
-    with client(base) as session:
-        answer = _get(session, url, {"Accept": _MANIFESTS})
-        if answer.status_code == 401:
-            token = _token(session, base, answer.headers.get("WWW-Authenticate", ""), wanted)
-            headers = {"Accept": _MANIFESTS, "Authorization": f"Bearer {token}"}
-            answer = _get(session, url, headers)
+    url, answer = _ask_registry(wanted, wanted.tag, registry)
     if answer.status_code == 404:
         raise BadInput(f"image {wanted.text}: {url} answers 404: no such image or tag")
     if answer.status_code != 200:
@@ -187,6 +180,33 @@ def digest_of(wanted: Image, *, registry: str | None = None) -> Found:
         )
     _manifest(answer, url, wanted)
     return Found(pin="image_digest", of=wanted.text, value=digest, source=url, at=_now())
+
+
+def _ask_registry(wanted: Image, reference: str, registry: str | None) -> tuple[str, _Answer]:
+    """Return the address of a manifest, by tag or digest, and what the registry answers there."""
+    base = registry or f"https://{wanted.registry}"
+    url = f"{base}/v2/{wanted.name}/manifests/{reference}"
+    with client(base) as session:
+        answer = _get(session, url, {"Accept": _MANIFESTS})
+        if answer.status_code == 401:
+            token = _token(session, base, answer.headers.get("WWW-Authenticate", ""), wanted)
+            headers = {"Accept": _MANIFESTS, "Authorization": f"Bearer {token}"}
+            answer = _get(session, url, headers)
+    return url, answer
+
+
+def image_is_there(name: str, digest: str, *, registry: str | None = None) -> bool:
+    """Ask an image's registry whether it still has this digest; ``name`` bears no tag.
+
+    Raises:
+        BadInput: ``name`` is no image's name.
+        CannotFindOut: the registry cannot be reached, or wants another login than an anonymous one.
+    """
+    wanted = image(f"{name}:any")
+    url, answer = _ask_registry(wanted, digest, registry)
+    if answer.status_code not in (200, 404):
+        raise CannotFindOut(f"image {name}@{digest}: {url} answers {answer.status_code}")
+    return answer.status_code == 200
 
 
 def commit_of(model: str, *, branch: str, endpoint: str | None = None) -> Found:

@@ -134,6 +134,18 @@ def test_a_tag_that_is_not_there_and_a_registry_that_wants_a_login() -> None:
         pins.digest_of(pins.image("a/b:v1"), registry=server.url)
 
 
+def test_an_image_by_digest_is_there_or_gone_or_nobody_knows() -> None:
+    with serving(registry({f"team/engine:{MANIFEST_DIGEST}": MANIFEST})) as server:
+        host = server.url.removeprefix("http://")
+        name = f"{host}/team/engine"
+        assert pins.image_is_there(name, MANIFEST_DIGEST, registry=server.url)
+        assert not pins.image_is_there(name, DIGEST, registry=server.url)
+    with pytest.raises(CannotFindOut, match="cannot be reached"):
+        pins.image_is_there(name, DIGEST, registry=server.url)
+    with serving(lambda *_: (500, {}, b"")) as server, pytest.raises(CannotFindOut, match="500"):
+        pins.image_is_there(name, DIGEST, registry=server.url)
+
+
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pins, "_MAX_BYTES", 1000)
 
