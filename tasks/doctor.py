@@ -7,7 +7,7 @@ judged, so both are judged alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from tasks.pins import (
     PREFECT_VERSION,
     TORCH_VERSION,
 )
+from tasks.redact import Secrets
 
 GIB = 2**30
 #: Room for the bundles of a small sweep, their copies in Polyaxon and the warehouse.
@@ -55,6 +56,11 @@ class Check:
             "text": self.text,
             "todo": self.todo,
         }
+
+    def cleaned(self, secrets: Secrets) -> Check:
+        """Return it without the secrets in its texts."""
+        todo = None if self.todo is None else secrets.clean_text(self.todo)
+        return replace(self, text=secrets.clean_text(self.text), todo=todo)
 
 
 def of_machine(

@@ -15,10 +15,10 @@ from flows.commands import doctor as command
 from tasks import pins
 from tasks.files import write_json
 from tasks.home import Home
-from tasks.launch import access, target
+from tasks.launch import access, labels, target
 from tasks.launch.access import Finding
 from tasks.launch.port import RunView
-from warehouse.errors import CannotFindOut
+from warehouse.errors import CannotFindOut, ServiceDown
 
 DIGEST = "sha256:" + "0" * 64
 CLUSTER = f"""
@@ -82,7 +82,7 @@ def test_a_machine_without_anything_is_told_what_to_do(
 ) -> None:
     code, found, err = run(capsys)
     assert code == 1
-    assert list(found) == ["format", "target", "on_node", "ok", "checks"]
+    assert list(found) == ["format", "target", "sweep", "on_node", "ok", "checks"]
     assert {tuple(one) for one in found["checks"]} == {("name", "state", "text", "todo")}
     assert (found["format"], found["ok"], found["target"]) == (1, False, "local")
     told = states(found)
@@ -130,6 +130,17 @@ def on_node(
     monkeypatch: pytest.MonkeyPatch, here: Path, facts: dict[str, Any] | None, *, status: str
 ) -> list[dict[str, Any]]:
     """Let a run on the cluster leave ``facts``; returns the operations that were submitted."""
+    return cluster(monkeypatch, here, facts, status=status)[1]
+
+
+def cluster(
+    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+    facts: dict[str, Any] | None = None,
+    *,
+    status: str = "running",
+) -> tuple[FakePolyaxon, list[dict[str, Any]]]:
+    """Return the server too."""
     monkeypatch.setattr(access, "check", lambda profile, look: [])
     left = here / "left"
     left.mkdir()
@@ -147,7 +158,7 @@ def on_node(
 
     port.create = creating  # type: ignore[method-assign]
     monkeypatch.setattr(context, "port_of", lambda *_: port)
-    return submitted
+    return port, submitted
 
 
 def test_a_node_is_looked_at_by_a_run_like_a_cells(
@@ -166,6 +177,8 @@ def test_a_node_is_looked_at_by_a_run_like_a_cells(
     assert container["command"] == ["python", "-P", "-m", "tasks.pod.doctor"]
     assert container["env"] == component["run"]["container"]["env"]
     assert operation["runPatch"] == cell["runPatch"]
+    found_labels = operation["runPatch"]["environment"]["labels"]
+    assert found_labels == labels.of_target("cluster")
 
 
 def test_a_node_without_its_gpu_is_wrong(
@@ -203,3 +216,115 @@ def test_a_node_that_could_not_be_looked_at_is_wrong(
 def test_on_node_is_for_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--on-node"]) == 2
     assert "runs cells on this machine" in capsys.readouterr().err
+
+
+def test_a_sweep_says_which_engine_and_image_a_node_should_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    older = {"engine": {"vllm": "0.11.2", "torch": "1"}, "bench": FACTS["packages"]["bench"]}
+    other = "sha256:" + "1" * 64
+    (here / "qwen3-4b-polyaxon.pins.yaml").write_text(
+        f"format: 1\nsweep: qwen3-4b-polyaxon\npins: {{image_digest: '{other}'}}\nsources: []\n"
+    )
+    submitted = on_node(
+        monkeypatch, here, FACTS | {"gpus": [GPU], "packages": older}, status="succeeded"
+    )
+    asked = ("--target", "cluster.yaml", "--on-node", "--sweep", "qwen3-4b-polyaxon")
+    code, found, err = run(capsys, *asked)
+    assert code == 0, err
+    assert found["sweep"] == "qwen3-4b-polyaxon"
+    assert (states(found)["vLLM"], states(found)["node"]) == ("ok", "ok")
+    (operation,) = submitted
+    assert operation["runPatch"]["container"]["image"] == f"registry.invalid/engine@{other}"
+
+
+def test_without_the_sweep_another_engine_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    older = {"engine": {"vllm": "0.11.2", "torch": "1"}, "bench": FACTS["packages"]["bench"]}
+    on_node(monkeypatch, here, FACTS | {"gpus": [GPU], "packages": older}, status="succeeded")
+    code, found, _ = run(capsys, "--target", "cluster.yaml", "--on-node")
+    assert (code, states(found)["vLLM"]) == (1, "wrong")
+
+
+def test_a_sweep_says_which_engine_this_machine_should_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, found, _ = run(capsys, "--sweep", "qwen3-4b-polyaxon")
+    (engine,) = [one for one in found["checks"] if one["name"] == "vLLM"]
+    assert engine["text"].endswith("wanted 0.11.2")
+    assert cli.run(["doctor", "--sweep", "nowhere"]) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CannotFindOut("gone")])
+def test_a_run_that_is_left_is_stopped(
+    error: BaseException,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
+) -> None:
+    port, _ = cluster(monkeypatch, here)
+
+    def failing(run_uuid: str) -> RunView:
+        raise error
+
+    port.view = failing  # type: ignore[method-assign]
+    assert cli.run(["doctor", "--target", "cluster.yaml", "--on-node"]) != 0
+    assert port.stopped == list(port.runs) != []
+    capsys.readouterr()
+
+
+def test_a_run_whose_creation_is_cut_short_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    port, _ = cluster(monkeypatch, here)
+    port.die_after_create = True
+    assert cli.run(["doctor", "--target", "cluster.yaml", "--on-node"]) == 130
+    assert port.stopped == list(port.runs) != []
+
+
+def test_a_run_that_goes_on_at_its_deadline_is_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    port, _ = cluster(monkeypatch, here)
+    monkeypatch.setattr(command, "NODE_S", -1e9)
+    code, found, _ = run(capsys, "--target", "cluster.yaml", "--on-node")
+    (node,) = [one for one in found["checks"] if one["name"] == "node"]
+    assert (code, port.stopped) == (1, list(port.runs))
+    assert "at its deadline" in node["text"]
+
+
+def test_a_run_that_cannot_be_stopped_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    port, _ = cluster(monkeypatch, here)
+    port.die_after_create = True
+
+    def down(meta: dict[str, str]) -> list[RunView]:
+        raise ServiceDown("no answer")
+
+    port.find = down  # type: ignore[method-assign]
+    assert cli.run(["doctor", "--target", "cluster.yaml", "--on-node"]) == 130
+    assert "could not be stopped: no answer" in capsys.readouterr().err
+
+
+def test_a_run_that_ended_is_not_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    port, _ = cluster(monkeypatch, here, status="failed")
+    run(capsys, "--target", "cluster.yaml", "--on-node")
+    assert port.stopped == []
+
+
+def test_no_secret_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "planted-secret-1234")
+    told = "500: header planted-secret-1234, hf_abcdefghijklmnopqrst"
+    finding = Finding("server", told, CannotFindOut)
+    monkeypatch.setattr(access, "check", lambda profile, look: [finding])
+    for options in ((), ("--json",)):
+        assert cli.run(["doctor", "--target", "cluster.yaml", *options]) == 1
+        out, err = capsys.readouterr()
+        assert "[redacted]" in out
+        assert not [text for text in ("planted-secret", "hf_abc") if text in out + err]
