@@ -153,6 +153,15 @@ def marked(variable: str, value: str) -> list[Process]:
     return found
 
 
+def environment(pid: int) -> set[str] | None:
+    """Return the names of the variables that a process was started with, ``None`` if unknown."""
+    try:
+        block = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    return {one.partition(b"=")[0].decode(errors="replace") for one in block.split(b"\0") if one}
+
+
 def send(members: Iterable[Process], number: signal.Signals) -> None:
     """Signal processes that are still the same ones; those gone meanwhile are passed over."""
     for process in members:

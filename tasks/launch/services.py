@@ -8,6 +8,7 @@ Everything here may be called twice at once: one lock a state folder.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from tasks.launch.settings import (
     POOL,
     SERVICE_VARIABLE,
     artifacts_root,
+    night_variables,
     polyaxon_root,
     service_environment,
     service_mark,
@@ -145,6 +147,8 @@ def up(
         own = _own(home, prefect_api_url, polyaxon_host)
         if "supervisor" in own:
             _set_slots(home, slots, progress)
+        if any(name in os.environ for names in lacking(home).values() for name in names):
+            _end_scheduler(home)  # its nights go on; it is started with what is set now
         started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
         for name in own:
             try:
@@ -158,6 +162,11 @@ def up(
                 _wait_ready(home, name)
             if name in started:
                 progress(f"{name}: up{_where(home, name)}")
+        for sweep, names in lacking(home).items():
+            progress(
+                f"scheduler: nights of {sweep} need {', '.join(names)}, not set here; once it is: "
+                "memsweep services up"
+            )
         ends = _endpoints(chosen)
     if polyaxon_host is not None:
         ends = replace(ends, polyaxon_host=polyaxon_host)
@@ -266,6 +275,22 @@ def end_scheduler(home: Home) -> None:
     with _lock(home):
         _end_scheduler(home)
         _state_file(home, "scheduler").unlink(missing_ok=True)
+
+
+def lacking(home: Home) -> dict[str, list[str]]:
+    """Return, by sweep, the variables that its nights need and the scheduler was started without.
+
+    Nothing that is secret is written down, so whoever starts the scheduler has to have them:
+    cron and systemd after a reboot too.
+    """
+    entry = _entry(home, "scheduler")
+    if entry is None or not entry.is_alive():
+        return {}
+    given = processes.environment(entry.pid)
+    if given is None:
+        return {}
+    needed = night_variables(home).items()
+    return {sweep: sorted(names - given) for sweep, names in needed if names - given}
 
 
 def status(home: Home) -> list[ServiceState]:

@@ -130,6 +130,20 @@ def service_environment(home: Home, name: str, *, polyaxon_host: str) -> dict[st
     return common | polyaxon_environment(home, polyaxon_host) | own
 
 
+def night_variables(home: Home) -> dict[str, set[str]]:
+    """Return, by sweep, the variables that a schedule names: a webhook's address, a token."""
+    from tasks.launch import target
+
+    found: dict[str, set[str]] = {}
+    for schedule in schedules(home):
+        names = {schedule.webhook_env}
+        with contextlib.suppress(BadInput):  # a profile that is gone: the night will tell
+            profile = target.load(schedule.target)
+            names |= {None if profile.is_embedded else profile.token_env}
+        found[schedule.name] = {name for name in names if name}
+    return found
+
+
 def _webhook_addresses(home: Home) -> dict[str, str]:
     """Return the variables that hold the webhooks of what is scheduled, where they are set here."""
     names = [schedule.webhook_env for schedule in schedules(home)]

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,29 @@ def test_up_is_idempotent_and_down_leaves_nothing(home: Home) -> None:
         assert entry.port is None or not processes.listening(entry.port)
     assert {one.state for one in services.status(home)} == {"down"}
     assert services.down(home) == []
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_scheduler_without_a_variable_of_its_nights_is_told_and_started_with_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a reboot, when cron starts the services without the user's variables."""
+    schedule(home, webhook_env="HOOK_OF_TEST")
+    monkeypatch.delenv("HOOK_OF_TEST", raising=False)
+    told: list[str] = []
+    services.up(home, progress=told.append)
+    assert any("nights of demo need HOOK_OF_TEST" in line for line in told)
+    assert services.lacking(home) == {"demo": ["HOOK_OF_TEST"]}
+    first = pids(home)
+    services.up(home, progress=quiet)
+    assert pids(home) == first, "it would be no better"
+    monkeypatch.setenv("HOOK_OF_TEST", "http://127.0.0.1:9/")
+    services.up(home, progress=quiet)
+    second = pids(home)
+    assert second["scheduler"] != first["scheduler"]
+    assert second | {"scheduler": 0} == first | {"scheduler": 0}
+    assert services.lacking(home) == {}
+    services.down(home)
 
 
 #: A flow that holds the round whose folder it is given until it is asked to stop.
@@ -337,10 +361,10 @@ def test_a_service_whose_record_is_lost_is_found_by_its_mark(home: Home) -> None
     assert _entry(home, "prefect") is None
 
 
-def schedule(home: Home) -> None:
+def schedule(home: Home, **changes: str) -> None:
     """Have something scheduled."""
     one = schedules.Schedule("demo", "demo", "local", "0 2 * * *", "UTC", "/", "")
-    schedules.save(home, one)
+    schedules.save(home, replace(one, **changes))  # type: ignore[arg-type]
 
 
 def names(home: Home) -> list[str]:
