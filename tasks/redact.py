@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 REPLACED = b"[redacted]"
 #: Files of text; any other that holds the value of a secret is left out whole.
@@ -23,30 +24,126 @@ TEXT = frozenset(
 #: Hashed before the run, and searched then (:meth:`Secrets.first`): never changed here.
 HASHED = frozenset({"sweep.yaml", "cell.json", "prediction.json"})
 _BLOCK = 1 << 20
+_KEY_LINES = 300  # more than a private key has
 _SECRET_NAME = re.compile(
-    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)_?KEY)(?:_ID)?$",
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)[_-]?KEY)"
+    r"(?:_ID)?$",
     re.IGNORECASE,
 )
 _SHORTEST = 8
-_ASSIGNED = (
-    rb"(?i)((?:api[_-]?key|access[_-]?key|secret[_-]?key|secret[_-]?access[_-]?key|password|passwd"
-    rb"|auth[_-]?token|access[_-]?token|hf[_-]?token)[\"']?\s*[=:]\s*\[?\s*(?:\\?[\"'])?)"
-    rb"(?!none\b|null\b|true\b|false\b|empty\b|[\d.]+\b|\[redacted\])[^\s\"'\\,;\]}]{6,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What secrets of one kind look like: what is cleaned here is what lint refuses."""
+
+    kind: str
+    #: What a text must hold, in small letters, to be searched at all: a log may have 100 MB.
+    needles: tuple[bytes, ...]
+    pattern: re.Pattern[bytes]  # its group 1 is no secret and stays
+    #: Of a pattern that takes long and whose needles are everywhere: what else has to be there.
+    hint: re.Pattern[bytes] | None = None
+
+    def may_be_in(self, small: bytes) -> bool:
+        """Whether a text, in small letters, is to be searched."""
+        return any(needle in small for needle in self.needles) and (
+            self.hint is None or self.hint.search(small) is not None
+        )
+
+
+#: Names whose value is a secret whatever it looks like.
+_SURE = (
+    rb"(?:(?:api|access|secret|private|auth)[_-]?key(?:[_-]?id)?|passw(?:or)?d"
+    rb"|(?:client|app|auth|api|webhook)[_-]?secret"
+    rb"|(?:auth|access|refresh|bearer|api|hf|hub|hugging_?face|git(?:hub|lab)|bot|session|security"
+    rb"|registry|private)[_-]?token)"
 )
-#: (what a text must hold, in small letters, to be searched; the search). Group 1 stays.
-_PATTERNS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
-    ((b"hf_",), re.compile(rb"()\bhf_[A-Za-z0-9]{16,}\b")),
-    ((b"akia", b"asia"), re.compile(rb"()\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
-    ((b"github_pat_", b"ghp_", b"gho_", b"ghs_"),
-     re.compile(rb"()\b(?:github_pat_|gh[pos]_)[A-Za-z0-9_]{20,}\b")),
-    ((b"sk-",), re.compile(rb"()\bsk-[A-Za-z0-9_-]{20,}\b")),
-    ((b"eyj",), re.compile(rb"()\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+")),
-    ((b"bearer", b"authorization"),
-     re.compile(rb"(?i)(\b(?:bearer|authorization\"?\s*[=:]\s*\"?(?:token|basic|bearer))\s+)"
-                rb"[A-Za-z0-9._~+/=-]{8,}")),
-    ((b"://",), re.compile(rb"(?i)(\b[a-z][a-z0-9+.-]*://)[^\s/\"'@:\\]*:[^\s/\"'@\\]+(?=@)")),
-    ((b"key", b"passw", b"token"), re.compile(_ASSIGNED)),
+#: Names that logs use for other things too: the value has to look like a secret.
+_VAGUE = rb"(?:(?<![A-Za-z0-9_-])(?:--)?token|(?-i:(?<=[A-Z0-9]_)TOKEN)|secret)"
+#: A letter and a figure in it; no path, no figure with a unit, no date, no address in memory.
+_MIXED = (
+    rb"(?![/~.]|\d+[.]\d|\d+[a-z/%]{1,4}(?!\w)|\d{4}-\d\d-|0x)"
+    rb"(?=[\w.~+/%=-]{0,200}\d)(?=[\w.~+/%=-]{0,200}[a-z])[\w.~+/%=-]{8,}"
+)
+#: What a name has where there is no secret: a figure, a word for nothing, a place for a value.
+_NOTHING = (
+    rb"(?!(?:none|null|true|false|empty|redacted|[\d.]+)(?![^\s\"'\\,;\]})])|[<{*\[]"
+    rb"|(?-i:\$[({A-Z_]))"
+)
+_CHAR = rb"[^\s\"'\\,;\]}]"
+#: What stands in quotes, or one word.
+_VALUE = rb"(?:(?<=[\"'])[^\"'\\\r\n]{6,}|" + _CHAR + rb"{6,})"
+_QUOTE = rb"(?:\\*[\"'])?"
+_GIVEN = rb"[ \t]*\[?" + _QUOTE + rb")" + _NOTHING
+_NAMES = (b"key", b"passw", b"token", b"secret")
+#: As they stand before a value: most lines of an engine's log speak of tokens.
+_NAMED = re.compile(rb"(?:key|passwd|password|token|secret)(?:[_-]?id)?[\"'\\]*[ \t]*[=:]")
+_A_VALUE = "the value of a key, token or password"
+
+
+def _shape(
+    kind: str, pattern: bytes, *needles: bytes, hint: re.Pattern[bytes] | None = None
+) -> Shape:
+    return Shape(kind, needles, re.compile(pattern), hint)
+
+
+def _word(kind: str, pattern: bytes, *needles: bytes) -> Shape:
+    """Return a shape that begins a word; a line's end as JSON writes it is no part of one."""
+    return _shape(kind, rb"((?:(?<![A-Za-z0-9])|(?<=\\[nrt])))" + pattern, *needles)
+
+
+SHAPES = (
+    _word("a Hugging Face token", rb"hf_[A-Za-z0-9]{16,}", b"hf_"),
+    _word("an AWS key", rb"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])", b"akia", b"asia"),
+    _word("a GitHub token", rb"(?:github_pat_|gh[pousr]_)[A-Za-z0-9_]{20,}",
+          b"github_pat_", b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_"),
+    _word("a GitLab token", rb"gl(?:pat|dt|rt|ptt|cbt|ft)-[A-Za-z0-9_.-]{20,}",
+          b"glpat-", b"gldt-", b"glrt-", b"glptt-", b"glcbt-", b"glft-"),
+    _word("a Google key", rb"AIza[A-Za-z0-9_-]{35}", b"aiza"),
+    _word("an API key", rb"(?:sk|nvapi)-[A-Za-z0-9_-]{20,}", b"sk-", b"nvapi-"),
+    _word("a Docker Hub token", rb"dckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}", b"dckr_"),
+    _word("a Slack token", rb"xox[abeprs]-[A-Za-z0-9-]{10,}", b"xox"),
+    _word("a JSON web token", rb"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+          b"eyj"),
+    # To its end; where that is missing, as far as its lines go on.
+    _shape("a private key",
+           rb"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+           rb"(?:(?s:.{0,16384}?)-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+           rb"|(?:(?:\s|\\[nr])+[A-Za-z0-9+/=]{16,})*)", b"-----begin "),
+    _shape("a login",
+           rb"(?i)(\b(?:bearer|authorization\\?[\"']?\s*[=:]\s*\\?[\"']?(?:token|basic|bearer))\s+)"
+           rb"[A-Za-z0-9._~+/=-]{8,}", b"bearer", b"authorization"),
+    _shape("a login in an address",
+           rb"(?i)(\b[a-z][a-z0-9+.-]{0,30}://)[^\s/\"'@:\\]*:(?!\{\{)[^\s/\"'@\\]+(?=@)", b"://"),
+    _shape("a signed address",
+           rb"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|signature|sig|key)=)"
+           + _NOTHING + rb"[^&\s\"'<>\\]{16,}", b"x-amz-", b"signature=", b"sig=", b"key="),
+    # NAME=VALUE, and NAME: VALUE where no path is told about (/etc/passwd: Permission denied) and
+    # no option (--api-key: expected one argument).
+    _shape(_A_VALUE, rb"(?i)((?:" + _SURE + rb"|secret)" + _QUOTE + rb"[ \t]*=" + _GIVEN + _VALUE,
+           *_NAMES, hint=_NAMED),
+    _shape(_A_VALUE, rb"(?i)((?<![\w./-])(?!-)[\w.-]*" + _SURE + _QUOTE + rb"[ \t]*:" + _GIVEN
+           + _VALUE, *_NAMES, hint=_NAMED),
+    _shape(_A_VALUE, rb"(?i)(" + _VAGUE + _QUOTE + rb"[ \t]*[=:]" + _GIVEN + _MIXED,
+           *_NAMES, hint=_NAMED),
+    # --NAME VALUE, in a printed list of arguments too; no name of a value as in a usage line.
+    _shape(_A_VALUE, rb"((?<![\w-])--(?i:[\w-]*" + _SURE + rb"|token|secret)"
+           + rb"[\"']?,?[ \t]+[\"']?)" + _NOTHING + rb"(?![-/]|[A-Z_]+(?![\w-]))(?=" + _CHAR + rb"*\d|" + _CHAR + rb"{16})"
+           + _CHAR + rb"{6,}", b"--"),
 )  # fmt: skip
+
+
+def kinds(text: str) -> list[str]:
+    """Return what a text seems to hold, each kind once: of the known shapes only."""
+    raw = text.encode("utf-8", "surrogatepass")
+    small = raw.lower()
+    found = (one.kind for one in SHAPES if one.may_be_in(small) and one.pattern.search(raw))
+    return list(dict.fromkeys(found))
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of a variable or a field says that its value is a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
 _remembered: set[str] = set()
@@ -59,7 +156,7 @@ def remember(secret: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What is looked for beside the patterns: the values of secrets that this process knows."""
+    """What is looked for beside the shapes: the values of secrets that this process knows."""
 
     values: tuple[bytes, ...] = ()
 
@@ -70,7 +167,7 @@ class Secrets:
         Paths, words without a digit and what is too short to be one are passed over: a bundle would
         lose words that mean something else.
         """
-        found = [value for name, value in environment.items() if _SECRET_NAME.search(name)]
+        found = [value for name, value in environment.items() if is_secret_name(name)]
         kept = {value.strip() for value in (*found, *more) if _may_be_secret(value.strip())}
         # As they are, and as JSON writes them.
         written = kept | {json.dumps(value)[1:-1] for value in kept}
@@ -89,9 +186,9 @@ class Secrets:
                 count += text.count(value)
                 text = text.replace(value, REPLACED)
         small = text.lower()
-        for needles, pattern in _PATTERNS:
-            if any(needle in small for needle in needles):
-                text, found = pattern.subn(rb"\g<1>" + REPLACED, text)
+        for shape in SHAPES:
+            if shape.may_be_in(small):
+                text, found = shape.pattern.subn(rb"\g<1>" + REPLACED, text)
                 count += found
         return text, count
 
@@ -111,7 +208,7 @@ class Secrets:
         count, cleaned = 0, path.with_name(path.name + ".redacted")
         with path.open("rb") as source, cleaned.open("wb") as sink:
             while block := source.read(_BLOCK):
-                text, found = self.clean(block + source.readline())
+                text, found = self.clean(_to_a_cut(block, source))
                 sink.write(text)
                 count += found
         # A file without any keeps its time and its place.
@@ -131,6 +228,16 @@ class Secrets:
                     return True
                 rest = block[-longest:]
         return False
+
+
+def _to_a_cut(block: bytes, source: BinaryIO) -> bytes:
+    """Read on to the end of a line, and of a private key, which is the one secret of many."""
+    block += source.readline()
+    for _ in range(_KEY_LINES):
+        if block.rfind(b"-----BEGIN ") <= block.rfind(b"-----END "):
+            break
+        block += source.readline()
+    return block
 
 
 def _may_be_secret(value: str) -> bool:

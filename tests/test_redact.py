@@ -8,13 +8,55 @@ from pathlib import Path
 import pytest
 
 from flows.context import read_sweep
-from tasks.redact import REPLACED, Secrets, clean_folder
+from tasks.redact import REPLACED, SHAPES, Secrets, clean_folder, kinds
 from warehouse.errors import BadInput
 
+DATA = Path(__file__).parent / "data"
 #: Made up, of the right form.
 HUB = "hf_" + "Ab1" * 11
 AWS = "AKIA" + "ABCD1234" * 2
+#: Letters only, so that no other shape takes them for its own.
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEF"
+KEY = f"-----BEGIN RSA PRIVATE KEY-----\n{BODY}\n{BODY}\n-----END RSA PRIVATE KEY-----"
 NONE = Secrets()
+
+#: One of each shape: the kind it is found as, a text that holds one, and the secret in it.
+EACH = [
+    ("a Hugging Face token", f"with {HUB}.", HUB),
+    ("an AWS key", f"got {AWS}", AWS),
+    *(
+        ("a GitHub token", f"got {head}{'a1B2' * 9}", "a1B2" * 9)
+        for head in ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")
+    ),
+    ("a GitLab token", "got glpat-" + "x1_y" * 5, "x1_y" * 5),
+    ("a Google key", "?x=AIza" + "Ab1_-" * 7, "Ab1_-" * 7),
+    ("an API key", "got sk-" + "aB3-" * 6, "aB3-" * 6),
+    ("an API key", "got nvapi-" + "aB3-" * 6, "aB3-" * 6),
+    ("a Docker Hub token", "got dckr_pat_" + "aB3-" * 6, "aB3-" * 6),
+    ("a Slack token", "got xoxb-123456789012-abcdef", "123456789012-abcdef"),
+    ("a JSON web token", "got eyJhbGciOiJI.eyJzdWIiOiIx.c2ln", "eyJzdWIiOiIx"),
+    ("a private key", KEY, BODY),
+    ("a login", "authorization: Bearer abcdef0123456789", "abcdef0123456789"),
+    ("a login in an address", "https://me:hunter2@registry.invalid/v2", "hunter2"),
+    ("a signed address", "/file?X-Amz-Signature=0123456789abcdef&a=b", "0123456789abcdef"),
+    *(
+        ("the value of a key, token or password", line, secret)
+        for line, secret in (
+            ("secret=opensesame", "opensesame"),
+            ("CLIENT_SECRET: opensesame", "opensesame"),
+            ("GET /v1?token=abc123def HTTP/1.1", "abc123def"),
+            ('{"token": "abc123def"}', "abc123def"),
+            ('{"said": "{\\"token\\": \\"abc123def\\"}"}', "abc123def"),
+            ("MY_TOKEN=abc123def", "abc123def"),
+            ("apiKey: opensesame", "opensesame"),
+            ("vllm serve m --api-key abc123 --port 8000", "abc123"),
+            ("['vllm', 'serve', '--hf-token', 'abc123', '--port']", "abc123"),
+            ("--api-key=supersecretvalue", "supersecretvalue"),
+            ('  "password": "correct horse"', "horse"),
+            ("spring.datasource.password: opensesame", "opensesame"),
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -53,10 +95,54 @@ def test_a_secret_of_a_known_form_is_taken_out(line: str, secret: str) -> None:
         "http://127.0.0.1:8000/v1/models",
         '{"password": null, "access_token": 12345678}',
         "the task-scheduler and risk-assessment-of-many-things",
+        "max_tokens=512 num_tokens=1024, tokens: 512, Maximum number of tokens: 8192",
+        "max_num_batched_tokens: 2048, token_type: bearer, token_type_ids: tensor123",
+        "pad_token='<pad>' eos_token_id=151645 eos_token='<|im_end|>' bos_token='[BOS1234]'",
+        '{"logprobs": [{"token": "Parisian"}, {"token": "token_id:12345"}, {"token": 151645}]}',
+        "Time per output token: 123.45ms, per token: 1234567us, first token: 12.345678 s",
+        "token: 2026-01-02T03:04:05 and token=0x7f0123456789",
+        "PermissionError: /etc/passwd: Permission denied",
+        "/run/secrets/db_password: Permission denied, .cache/hf_token: permission denied",
+        "error: argument --api-key: expected at least one argument",
+        "usage: vllm serve [--api-key API_KEY [API_KEY ...]] [--hf-token [HF_TOKEN]]",
+        "set it with --api-key argument, or --token option",
+        'the secret: missing; secretName: memsweep-registry, "secrets": {"HF_TOKEN": {"name": 1}}',
+        "password: ${DB_PASSWORD} --api-key=$(VLLM_API_KEY) api_key={{ key }} hf_token=<yours>",
+        "password:\nsomething on the next line",
+        "hf_config_path=None, hf_overrides={}, hf_token=None, sk-learn, xoxo",
     ],
 )
 def test_evidence_is_left_alone(line: str) -> None:
     assert NONE.clean(line.encode()) == (line.encode(), 0)
+
+
+@pytest.mark.parametrize(("kind", "text", "secret"), EACH)
+def test_each_shape_is_cleaned_and_named(kind: str, text: str, secret: str) -> None:
+    cleaned = NONE.clean_text(text)
+    assert secret not in cleaned
+    assert REPLACED.decode() in cleaned
+    assert kind in kinds(text)
+    assert NONE.clean_text(cleaned) == cleaned, "what was taken out is no secret again"
+    # As JSON writes it, after the end of a line.
+    assert secret not in NONE.clean_text(json.dumps(f"line\n{text}"))
+
+
+def test_every_shape_has_an_example() -> None:
+    assert {kind for kind, _, _ in EACH} == {shape.kind for shape in SHAPES}
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "vllm-logs").glob("*.log")), ids=lambda p: p.name)
+def test_logs_of_the_engine_stay_what_they_are(path: Path) -> None:
+    log = path.read_bytes()
+    assert NONE.clean(log) == (log, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["good-logs.jsonl", "failure-texts.jsonl", "metrics/0.27.0-qwen3.5-hybrid-idle.txt"]
+)
+def test_other_evidence_stays_what_it_is(name: str) -> None:
+    text = (DATA / name).read_bytes()
+    assert NONE.clean(text) == (text, 0)
 
 
 def test_values_of_secret_variables_are_taken_out_whatever_they_look_like() -> None:
@@ -101,6 +187,9 @@ def test_a_secret_where_two_blocks_meet_is_found(
     path = tmp_path / "server.log"
     path.write_text("0123456789\n" + HUB + "\n" + "x" * 40 + "\n")
     assert NONE.clean_file(path) == 1
+    path.write_text(f"0123456789\n{KEY}\nafter\n")
+    assert NONE.clean_file(path) == 1
+    assert path.read_text() == "0123456789\n[redacted]\nafter\n"
     path.write_bytes(b"\0" * 12 + b"plain-value-1" + b"\0" * 20)
     assert Secrets.of({"MY_TOKEN": "plain-value-1"}).holds_value(path)
 
@@ -119,6 +208,36 @@ def test_nothing_that_is_said_holds_one(
 def test_the_line_of_a_secret_is_told() -> None:
     assert NONE.first(f"name: x\nhub: {HUB}\n") == 2
     assert NONE.first("name: x\n") is None
+
+
+def test_a_private_key_without_its_end_takes_no_other_lines_with_it() -> None:
+    cut = KEY.partition("-----END")[0] + "INFO 11-29 the server goes on\n"
+    assert NONE.clean_text(cut) == "[redacted]\nINFO 11-29 the server goes on\n"
+
+
+@pytest.mark.parametrize(("kind", "text", "secret"), EACH)
+def test_a_sweep_is_refused_for_a_secret_of_any_shape(
+    kind: str, text: str, secret: str, tmp_path: Path
+) -> None:
+    sweep = tmp_path / "mine.yaml"
+    indented = text.replace("\n", "\n  ")
+    sweep.write_text(f"name: mine\ndescription: |\n  {indented}\nmodel: tiny-qwen3\n")
+    with pytest.raises(BadInput, match="line 3 holds") as caught:
+        read_sweep(str(sweep))
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("one", ["-", "a.", "a-", "token=", "://", "password", "A1b2"])
+def test_long_lines_of_anything_are_searched_in_one_go(one: str) -> None:
+    """What is quadratic takes minutes here, and the limit of one test ends it."""
+    line = (one * 100_000).encode() + b' "password": "opensesame" --x'
+    assert b"opensesame" not in NONE.clean(line)[0]
+
+
+def test_shipped_sweeps_hold_none() -> None:
+    from flows.shipped import shipped
+
+    assert [name for name, path in shipped().items() if NONE.first(path.read_text())] == []
 
 
 def test_a_sweep_is_refused_for_a_secret_in_its_file_or_its_prompts(tmp_path: Path) -> None:
