@@ -51,7 +51,7 @@ class Wishes:
     keep_infeasible: bool = False  # run even what the prediction refuses
     keep_going: bool = False  # even where the first cells all fail alike
     night: str | None = None  # scheduled time in UTC, as the round's label
-    budget_minutes: float | None = None  # GPU-minutes (slot-minutes on a CPU) to spend
+    budget_minutes: float | None = None  # GPU-minutes (slot-minutes on a CPU) that may be spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +143,6 @@ def announce(home: Home) -> None:
         f"  needs about {sum(p.megabytes for p in plans) + 200} MB of disk, {free / 1e6:,.0f} MB "
         "are free; the five cells take about 9 minutes more"
     )
-
-
-def need_disk(home: Home, plan: Plan) -> None:
-    """Refuse a plan whose bundles would not fit on the disk; nothing was started yet."""
-    free, need = shutil.disk_usage(_existing(home)).free, 2 * plan.disk_bytes + 300_000_000
-    if free < need:
-        raise BadInput(
-            f"{home.root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the bundles "
-            f"of sweep {plan.sweep.name}, their copies in Polyaxon and the warehouse"
-        )
 
 
 def _existing(home: Home) -> str:

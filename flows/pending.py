@@ -11,10 +11,11 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tasks.plan.plan import PlannedRun
+from tasks.plan.spending import History
 from warehouse.registry import Outcome
 
 #: Waits before the second and the third attempt of a repeat, seconds; there is no fourth in one
@@ -38,6 +39,31 @@ class CellResult:
     failure: str = ""
     #: Why nothing was found out, so that the repeat is worth another attempt.
     transient: str | None = None
+    #: How long its run lasted, seconds.
+    took_s: float = 0.0
+
+
+Key = tuple[str, int]
+
+
+def key_of(run: PlannedRun) -> Key:
+    """Return cell key and repeat of a run."""
+    return run.cell.cell_key, run.repeat
+
+
+def never_measured_first(runs: Sequence[PlannedRun], history: History) -> list[PlannedRun]:
+    """Return runs in the order in which a budget is spent on them.
+
+    Cells that were never measured come first, then those measured longest ago; the sentinel keeps
+    its places at start, middle and end.
+    """
+
+    def last_s(run: PlannedRun) -> float:
+        past = history.of(run)
+        return 0.0 if past is None else past.last_at.timestamp()
+
+    others = iter(sorted((run for run in runs if not run.sentinel), key=last_s))
+    return [run if run.sentinel else next(others) for run in runs]
 
 
 class Pending:
@@ -45,7 +71,7 @@ class Pending:
 
     def __init__(self, runs: Iterable[PlannedRun]) -> None:
         self._waiting: deque[tuple[float, PlannedRun]] = deque((0.0, run) for run in runs)
-        self._tries: dict[tuple[str, int], int] = {}
+        self._tries: dict[Key, int] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -56,19 +82,22 @@ class Pending:
         with self._lock:
             return [run for _, run in self._waiting]
 
-    def take(self) -> PlannedRun | None:
-        """Return the first run whose time has come and forget it; ``None`` if there is none."""
+    def take(self, among: Collection[Key] | None = None) -> PlannedRun | None:
+        """Return the first run whose time has come and forget it; ``None`` if there is none.
+
+        ``among`` are the runs that may be started, where not all may.
+        """
         moment = time.monotonic()
         with self._lock:
             for index, (due, run) in enumerate(self._waiting):
-                if due <= moment:
+                if due <= moment and (among is None or key_of(run) in among):
                     del self._waiting[index]
                     return run
         return None
 
     def again(self, run: PlannedRun) -> float | None:
         """Put a run behind the others; return its wait in seconds, ``None`` after its last try."""
-        key = (run.cell.cell_key, run.repeat)
+        key = key_of(run)
         with self._lock:
             tried = self._tries.get(key, 0)
             if tried >= len(RETRY_AFTER_S):

@@ -10,8 +10,9 @@ import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, cast
 
 from prefect import flow
@@ -24,7 +25,7 @@ from prefect.utilities.annotations import quote
 
 from flows.context import Context, Wishes, open_context
 from flows.output import say
-from flows.pending import CellResult, Pending, all_alike
+from flows.pending import CellResult, Key, Pending, all_alike, key_of, never_measured_first
 from flows.progress import Going, Standing, shown
 from tasks import reconcile, record
 from tasks.collect import collect, infeasible_uuid, seal_infeasible
@@ -40,11 +41,11 @@ from tasks.measure import (
 )
 from tasks.plan.knowledge import Finished, Knowledge, Known
 from tasks.plan.plan import PlannedRun
-from tasks.plan.spending import choose
+from tasks.plan.spending import History, choose, cost_s
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from tasks.witnesses import finished
-from warehouse.errors import CannotFindOut, MemsweepError
+from warehouse.errors import BadInput, CannotFindOut, MemsweepError
 from warehouse.registry import Outcome
 
 #: Far above any number of slots: the slots, not the pool, limit what runs at a time.
@@ -80,8 +81,8 @@ def measure_sweep(
 
     ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles;
     ``keep_infeasible`` runs even the cells that the prediction refuses; ``keep_going`` goes on
-    where the first cells all fail alike; ``budget_minutes`` are GPU-minutes (slot-minutes on a CPU)
-    this flow may spend.
+    where the first cells all fail alike; no run is started that by its estimate would exceed
+    ``budget_minutes``, the GPU-minutes (slot-minutes on a CPU) this flow may spend.
     """
     wishes = Wishes(
         fresh=fresh,
@@ -153,6 +154,11 @@ class Started:
         """Whether the run may still be using its slot."""
         return not self.ended.is_set() and not self.future.wrapped_future.done()
 
+    def cost_s(self, history: History, moment: float) -> float:
+        """Return what the run, which goes on, takes of a budget: as estimated, if not more yet."""
+        gpus = max(1, self.run.planned.gpus)
+        return max(cost_s(self.run, history), (moment - self.since_s) * gpus)
+
     @property
     def broke(self) -> bool:
         """Whether the task ended without a result."""
@@ -174,6 +180,10 @@ class Progress:
     results: list[CellResult]
     faults: list[BaseException] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
+    #: What an earlier flow began and this one has not adopted yet.
+    begun: set[Key] = field(default_factory=set)
+    #: What ended runs took, every attempt: seconds times GPUs, or slot-seconds on a CPU.
+    spent_s: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def settle(self, result: CellResult, ended: Finished) -> None:
@@ -181,6 +191,11 @@ class Progress:
         with self._lock:
             self.knowledge.add(ended)
             self.results.append(result)
+
+    def spend(self, run: PlannedRun, took_s: float) -> None:
+        """Take in how long a run lasted, whatever came of it."""
+        with self._lock:
+            self.spent_s += took_s * max(1, run.planned.gpus)
 
     def forget_ended(self) -> None:
         """Keep of thousands of cells only those that may still end, and those that broke."""
@@ -199,12 +214,10 @@ def measure_round(context: Context) -> list[CellResult]:
 
     Raises what kept a cell from being measured; no further cell is started then.
     """
-    results: list[CellResult] = []
-    missing, knowledge = _missing(context, results)
-    progress = Progress(Pending(missing), knowledge, results)
+    progress = _begin(context)
     with keeping_alive(context.measuring), shown(lambda: _standing(context, progress)):
         try:
-            if missing:
+            if progress.pending:
                 patiently(context.measuring, context.measuring.port.ensure_project)
             while (run := _next(progress, context)) is not None:
                 ended = threading.Event()
@@ -231,12 +244,13 @@ def _standing(context: Context, progress: Progress) -> Standing:
     going = [one for one in progress.started if not one.future.wrapped_future.done()]
     results = list(progress.results)
     moment = time.monotonic()
-    left = sum(run.planned.estimate_s for run in progress.pending.runs()) + sum(
+    waiting = _affordable(context, progress)
+    left = sum(run.planned.estimate_s for run in waiting) + sum(
         max(0.0, one.run.planned.estimate_s - (moment - one.since_s)) for one in going
     )
     return Standing(
         done=len(results),
-        total=len(results) + len(progress.pending) + len(going),
+        total=len(results) + len(waiting) + len(going),
         unexpected=sum(not result.as_expected for result in results),
         left_s=left / context.plan.surroundings.slots,
         going=[_going(context, one) for one in going],
@@ -256,48 +270,67 @@ def _going(context: Context, one: Started) -> Going:
     )
 
 
-def _missing(context: Context, results: list[CellResult]) -> tuple[list[PlannedRun], Knowledge]:
-    """Return the runs to be measured, in order, and what the finished ones settle.
+def _begin(context: Context) -> Progress:
+    """Return what is to be measured, in order, and what is finished and settles.
 
     First those that an earlier flow began: they are adopted, whatever the plan or another run says
-    of them now. What is finished goes into ``results``, and so does what the plan refuses.
+    of them now. Results hold what is finished, and what the plan refuses.
     """
     round_, home, plan = context.round, context.measuring.home, context.plan
-    done, known = round_.all_finished(), Knowledge()
+    done, known, results = round_.all_finished(), Knowledge(), list[CellResult]()
     begun: list[PlannedRun] = []
     others: list[PlannedRun] = []
     for run in (*plan.runs(round_.seed), *plan.skipped()):
-        key = (run.cell.cell_key, run.repeat)
-        if (state := done.get(key)) is not None:
+        if (state := done.get(key_of(run))) is not None:
             results.append(_reused(run, state))
             known.add(finished(home, run.cell, str(state.run_uuid), str(state.outcome)))
         else:
-            (begun if round_.is_open(*key) else others).append(run)
+            (begun if round_.is_open(*key_of(run)) else others).append(run)
     for result in results[:REUSED_TOLD]:
         say(f"  {result.label}: measured already ({result.outcome}), run {result.run_uuid}")
     if len(results) > REUSED_TOLD:
         say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
-    results += [record_infeasible(context, run) for run in others if run.planned.skipped]
+    refused = [run for run in others if run.planned.skipped]
     others = [run for run in others if not run.planned.skipped]
-    return [*begun, *_affordable(context, others, known)], known
+    # An order that is meant stays; the budget then only says what is left out of it.
+    if context.budget_minutes is not None and plan.sweep.order != "stated":
+        others = never_measured_first(others, context.history)
+    progress = Progress(Pending([*begun, *others]), known, results)
+    progress.begun = {key_of(run) for run in begun}
+    runs = [run for run in _affordable(context, progress) if known.known(run) is None]
+    _need_disk(context, runs)
+    if context.budget_minutes is not None and len(runs) < len(begun) + len(others):
+        say(f"  {_budget(context)} buys {len(runs)} missing runs, by their estimates")
+    results += [record_infeasible(context, run) for run in refused]
+    return progress
 
 
-def _affordable(context: Context, missing: list[PlannedRun], known: Knowledge) -> list[PlannedRun]:
-    """Return the runs that the budget buys, all of them where there is none.
+def _budget(context: Context) -> str:
+    unit = "GPU" if context.plan.surroundings.device == "cuda" else "slot"
+    return f"the budget of {context.budget_minutes:g} {unit}-minutes"
 
-    What the finished runs settle costs nothing.
+
+def _affordable(context: Context, progress: Progress) -> list[PlannedRun]:
+    """Return the waiting runs that may still be started: all where there is no budget.
+
+    By what ended runs took, and what those that go on and those that wait take by estimate. What
+    an earlier flow began is adopted whatever it costs; what finished runs settle costs nothing.
     """
+    waiting = progress.pending.runs()
     if context.budget_minutes is None:
-        return missing
-    costly = [run for run in missing if known.known(run) is None]
-    choice = choose(costly, context.history, context.budget_minutes * 60)
-    if choice.left_out:
-        unit = "GPU" if context.plan.surroundings.device == "cuda" else "slot"
-        budget = f"the budget of {context.budget_minutes:g} {unit}-minutes"
-        context.measuring.ended_early, context.measuring.budget_spent = budget, True
-        say(f"  {budget} buys {len(choice.chosen)} of {len(costly)} missing runs")
-    left_out = {(run.cell.cell_key, run.repeat) for run in choice.left_out}
-    return [run for run in missing if (run.cell.cell_key, run.repeat) not in left_out]
+        return waiting
+    moment = time.monotonic()
+    going = [one for one in progress.started if not one.future.wrapped_future.done()]
+    adopted = [run for run in waiting if key_of(run) in progress.begun]
+    left = context.budget_minutes * 60 - progress.spent_s
+    left -= sum(one.cost_s(context.history, moment) for one in going)
+    left -= sum(cost_s(run, context.history) for run in adopted)
+    free = progress.begun | {
+        key_of(run) for run in waiting if progress.knowledge.known(run) is not None
+    }
+    costly = [run for run in waiting if key_of(run) not in free]
+    free |= {key_of(run) for run in choose(costly, context.history, left).chosen}
+    return [run for run in waiting if key_of(run) in free]
 
 
 def _next(progress: Progress, context: Context) -> PlannedRun | None:
@@ -317,12 +350,11 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                     f"the first cells all ended alike - {alike}; to go on: --keep-going"
                 )
                 return None
-            if (run := progress.pending.take()) is not None:
-                if context.round.is_open(run.cell.cell_key, run.repeat):
-                    return run
-                known = progress.knowledge.known(run)
-                if known is not None:
-                    progress.results.append(record_known(context, run, known))
+            # What goes on may take less than its estimate: only then the budget is spent.
+            if not goes_on and _is_spent(context, progress):
+                return None
+            if (run := _take(context, progress)) is not None:
+                if not _is_to_be_started(context, progress, run):
                     continue
                 if (full := _disk_is_full(context, run)) is not None:
                     progress.faults.append(full)
@@ -330,6 +362,53 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                 return run
         time.sleep(SLOT_POLL_S)
     return None
+
+
+def _is_spent(context: Context, progress: Progress) -> bool:
+    """Whether runs wait and the budget buys none of them; notes that it ends the flow."""
+    if context.budget_minutes is None or _affordable(context, progress):
+        return False
+    context.measuring.budget_spent = True
+    context.measuring.ended_early = (
+        f"{_budget(context)}, of which {progress.spent_s / 60:.1f} are spent"
+    )
+    return True
+
+
+def _take(context: Context, progress: Progress) -> PlannedRun | None:
+    if context.budget_minutes is None:
+        return progress.pending.take()
+    return progress.pending.take({key_of(run) for run in _affordable(context, progress)})
+
+
+def _is_to_be_started(context: Context, progress: Progress, run: PlannedRun) -> bool:
+    """Whether a run is to be adopted or created; records it where another one settles it."""
+    progress.begun.discard(key_of(run))
+    if context.round.is_open(*key_of(run)):
+        return True
+    known = progress.knowledge.known(run)
+    if known is not None:
+        progress.results.append(record_known(context, run, known))
+    return known is None
+
+
+def _need_disk(context: Context, runs: list[PlannedRun]) -> None:
+    """Refuse to start where the bundles of the missing runs would not fit on the disk.
+
+    Raises:
+        BadInput: they would not; nothing was started yet. Where nothing is missing they do.
+    """
+    if not runs:
+        return
+    root = context.measuring.home.root
+    need = 2 * sum(context.history.bundle_bytes(run) for run in runs) + SPARE_BYTES
+    free = shutil.disk_usage(root).free
+    if free < need:
+        raise BadInput(
+            f"{root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the bundles of "
+            f"{len(runs)} missing runs of sweep {context.plan.sweep.name}, their copies in "
+            "Polyaxon and the warehouse; free some, or see: memsweep prune"
+        )
 
 
 def _disk_is_full(context: Context, run: PlannedRun) -> CannotFindOut | None:
@@ -403,6 +482,7 @@ def _work(
     def work() -> str:
         try:
             result = measure_one(context, run, release)
+            progress.spend(run, result.took_s)
             if not _tried_again(context, run, result, progress.pending):
                 home = context.measuring.home
                 ended = finished(home, run.cell, result.run_uuid, result.outcome)
@@ -470,7 +550,17 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
         reused=False,
         failure="" if expected else f"{phase}: {said}",
         transient=None if cause is None else str(cause),
+        took_s=_seconds(bundle.manifest),
     )
+
+
+def _seconds(manifest: Mapping[str, object]) -> float:
+    """Return how long a sealed run lasted; 0 where it never started."""
+    began, ended = manifest.get("started_at"), manifest.get("ended_at")
+    if began is None or ended is None:
+        return 0.0
+    length = datetime.fromisoformat(str(ended)) - datetime.fromisoformat(str(began))
+    return max(0.0, length.total_seconds())
 
 
 def record_infeasible(context: Context, run: PlannedRun) -> CellResult:

@@ -92,8 +92,8 @@ def run(
             min=0.1,
             max=1e7,
             metavar="MINUTES",
-            help="GPU-minutes (on a CPU, minutes of a slot) to spend: cells never measured "
-            "first, then those measured longest ago",
+            help="start no run that by its estimate would exceed so many GPU-minutes (on a CPU, "
+            "minutes of a slot): cells never measured first, then those measured longest ago",
         ),
     ] = None,
 ) -> None:
@@ -119,7 +119,7 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
     """
     from flows.commands.planning import show
-    from flows.context import need_disk, prepare, read_sweep, surroundings, use
+    from flows.context import prepare, read_sweep, surroundings, use
     from tasks.launch.lint import before_submit
     from tasks.launch.target import load
     from tasks.plan.plan import make_plan
@@ -127,7 +127,7 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     home = Home.find()
     # Bad input is found before anything is installed or started.
     parsed, _ = read_sweep(sweep)
-    need_disk(home, make_plan(parsed, surroundings(home, target)))
+    make_plan(parsed, surroundings(home, target))
     endpoints = prepare(home, parsed, target)
     plan = make_plan(
         parsed,
@@ -154,7 +154,7 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     return None
 
 
-def not_as_expected(state: State[str]) -> str | None:
+def not_as_expected(state: State[Any]) -> str | None:
     """Return what a measured sweep's final state says was not as expected, or ``None``.
 
     Raises the error that kept the flow from its end; one of ours keeps its exit code.

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from tasks.launch.port import RunView
 from tasks.measure import Measuring
 from tasks.plan.knowledge import Finished, Knowledge
 from tasks.plan.plan import PlannedRun, make_plan
+from tasks.plan.spending import History, Past
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
-from warehouse.errors import CannotFindOut
+from warehouse.errors import BadInput, CannotFindOut
 
 SWEEP = """
 name: fan-out
@@ -285,9 +287,15 @@ def test_results_of_infeasible_cells_need_no_prefect(home: Home, tmp_path: Path)
 
 
 def ending_with(
-    monkeypatch: pytest.MonkeyPatch, outcome: Callable[[PlannedRun, int], str]
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Callable[[PlannedRun, int], str],
+    *,
+    took: float = 0.0,
 ) -> list[str]:
-    """Let each run end as ``outcome(run, how often it was tried before)`` says; returns labels."""
+    """Let each run end as ``outcome(run, how often it was tried before)`` says; returns labels.
+
+    ``took`` is how long each lasts, in its estimated lengths.
+    """
     began: list[str] = []
 
     def one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
@@ -304,6 +312,7 @@ def ending_with(
             reused=False,
             failure="" if how == "ok" else f"start: tried to allocate {len(began)} GiB",
             transient="lost (its node went)" if how == "lost" else None,
+            took_s=took * run.planned.estimate_s,
         )
 
     monkeypatch.setattr(sweep, "measure_one", one)
@@ -386,13 +395,41 @@ def test_cancelling_in_prefect_stops_what_goes_on_and_is_told_as_cancelled(
     assert "4 not measured (cancelled in Prefect)" in (state.message or "")
 
 
+def with_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+
+
+def test_a_round_needs_disk_for_its_missing_runs_by_what_past_bundles_took(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok")
+    context = make(1)
+    # As the largest bundle; all five need twice that.
+    size = 100_000_000
+    past = Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, size)
+    history = History({run.cell.setting_key: past for run in context.plan.runs()})
+    context = replace(context, history=history)
+    with_disk(monkeypatch, 10 * size + sweep.SPARE_BYTES - 1)
+    with pytest.raises(BadInput, match="wanted 1,300 MB for the bundles of 5 missing runs of"):
+        measure_round(context)
+    assert began == []
+    first, *others = context.plan.runs()
+    context.measuring.home.root.mkdir(exist_ok=True)
+    sealed(context, first, "ok")
+    assert len(measure_round(context)) == 5
+    for attempt, run in enumerate(others, start=2):
+        sealed(context, run, "ok", attempt)
+    with_disk(monkeypatch, 0)
+    results = measure_round(context)
+    assert sweep._verdict(context, results).is_completed(), "nothing is missing, nothing is needed"
+
+
 def test_a_disk_that_gets_full_lets_the_current_cell_end_and_starts_no_other(
     make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage("/")
-
     def body(context: Context, run: PlannedRun) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**6))
+        with_disk(monkeypatch, 10**6)
 
     began = measuring_with(monkeypatch, body)
     with pytest.raises(CannotFindOut, match=r"1 MB free, wanted .* for the next run"):
@@ -430,19 +467,132 @@ def test_what_another_run_settles_is_not_started_and_says_by_which(
     assert "refused at gpu_memory_utilization 0.5 already" in str(sealed.manifest["message"])
 
 
+def on_budget(context: Context, runs: float, **changes: Any) -> Context:
+    """Return a context with a budget for so many runs of estimated length."""
+    first = next(context.plan.runs())
+    return replace(context, budget_minutes=runs * first.planned.estimate_s / 60, **changes)
+
+
 def test_a_budget_buys_whole_runs_and_ends_cleanly(
     make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = ending_with(monkeypatch, lambda run, tried: "ok")
-    context = make(1)
-    first = next(context.plan.runs())
-    minutes = 2.5 * first.planned.estimate_s / 60
-    context = replace(context, budget_minutes=minutes)
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=1.0)
+    context = on_budget(make(1), 2.5)
     results = measure_round(context)
     assert len(began) == 2
     state = sweep._verdict(context, results)
     assert state.is_completed()
-    assert "3 not measured (the budget of" in (state.message or "")
+    assert "3 not measured (the budget of 2.44133 slot-minutes, of which 2.0 are" in (
+        state.message or ""
+    )
+
+
+@pytest.mark.parametrize(("took", "starts"), [(2.0, 2), (0.5, 5), (5.0, 1)])
+def test_a_budget_is_of_what_runs_really_took(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, took: float, starts: int
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=took)
+    context = on_budget(make(1), 4.5)
+    results = measure_round(context)
+    assert len(began) == starts
+    assert sweep._verdict(context, results).is_completed()
+
+
+def test_every_attempt_is_paid_for_by_the_budget(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(
+        monkeypatch, lambda run, tried: "lost" if run.cell.label.endswith("5") else "ok", took=1.0
+    )
+    context = on_budget(make(1), 5.5)
+    measure_round(context)
+    assert len(began) == 5
+    assert began.count("e/max_num_seqs=5") == 1, "another attempt would have been the sixth run"
+
+
+def test_adopted_runs_are_paid_for_by_the_budget(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=2.0)
+    context = on_budget(make(1), 3.5)
+    *_, last = context.plan.runs(context.round.seed)
+    begin(context, last)
+    ended = sweep.measure_one
+
+    def one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
+        if run == last:
+            begin(context, run, outcome="ok", manifest_sha256="0" * 64)
+        return ended(context, run, release)
+
+    monkeypatch.setattr(sweep, "measure_one", one)
+    measure_round(context)
+    assert began[0] == last.cell.label
+    assert len(began) == 2
+
+
+def test_runs_that_go_on_are_paid_for_as_estimated_until_they_end(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = on_budget(make(3), 2.5)
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def outcome(run: PlannedRun, tried: int) -> str:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+        return "ok"
+
+    began = ending_with(monkeypatch, outcome, took=0.1)
+    results = measure_round(context)
+    assert most[0] == 2
+    assert len(began) == 5, "they took less than that: what is left buys the others"
+    assert sweep._verdict(context, results).is_completed()
+
+
+def test_a_budget_is_spent_on_what_was_never_measured_first(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=1.0)
+    context = make(1)
+    order = [*context.plan.runs(context.round.seed)]
+    past = {
+        order[index].cell.setting_key: Past(1, datetime(2026, 11, day, tzinfo=UTC), None, None)
+        for index, day in ((0, 3), (1, 2), (3, 1))
+    }
+    measure_round(on_budget(context, 4.5, history=History(past)))
+    wanted = [order[index].cell.label for index in (2, 4, 3, 1)]
+    assert began == wanted
+
+
+def test_the_sentinel_keeps_its_places_on_a_budget(make: Callable[..., Context]) -> None:
+    first, *others = make(1).plan.runs()
+    at = [replace(first, repeat=repeat, sentinel=True) for repeat in (1, 2, 3)]
+    past = Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)
+    history = History({run.cell.setting_key: past for run in (first, others[0], others[2])})
+    runs = [at[0], others[0], others[1], at[1], others[2], others[3], at[2]]
+    assert pending.never_measured_first(runs, history) == [
+        at[0], others[1], others[3], at[1], others[0], others[2], at[2],
+    ]  # fmt: skip
+
+
+def test_a_stated_order_is_kept_on_a_budget(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=1.0)
+    context = make(1, SWEEP + "order: stated\n")
+    first, second, *_ = context.plan.runs()
+    past = {first.cell.setting_key: Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)}
+    measure_round(on_budget(context, 5.5, history=History(past)))
+    assert began[:2] == [first.cell.label, second.cell.label]
+
+
+def test_how_long_a_sealed_run_lasted() -> None:
+    began, ended = "2026-11-29T02:00:00.000Z", "2026-11-29T02:01:30.500Z"
+    assert sweep._seconds({"started_at": began, "ended_at": ended}) == 90.5
+    assert sweep._seconds({"started_at": None, "ended_at": None}) == 0
 
 
 def test_a_round_without_stated_order_is_shuffled_by_its_seed(
