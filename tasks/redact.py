@@ -128,8 +128,8 @@ SHAPES = (
            *_NAMES, hint=_NAMED),
     # --NAME VALUE, in a printed list of arguments too; no name of a value as in a usage line.
     _shape(_A_VALUE, rb"((?<![\w-])--(?i:[\w-]*" + _SURE + rb"|token|secret)"
-           + rb"[\"']?,?[ \t]+[\"']?)" + _NOTHING + rb"(?![-/]|[A-Z_]+(?![\w-]))(?=" + _CHAR + rb"*\d|" + _CHAR + rb"{16})"
-           + _CHAR + rb"{6,}", b"--"),
+           + rb"[\"']?,?[ \t]+[\"']?)" + _NOTHING + rb"(?![-/]|[A-Z_]+(?![\w-]))"
+           + rb"(?=" + _CHAR + rb"*\d|" + _CHAR + rb"{16})" + _CHAR + rb"{6,}", b"--"),
 )  # fmt: skip
 
 
