@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -21,13 +22,14 @@ import shutil
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from tasks import revision
 
@@ -88,17 +90,80 @@ def wanted(environ: Mapping[str, str]) -> Wanted:
     limit = environ.get("MEMSWEEP_FETCH_S", "3600")
     if not limit.isdecimal() or int(limit) < 1:
         raise FetchError(f"MEMSWEEP_FETCH_S: got {limit!r:.80}, wanted seconds")
-    hub = (environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-    if not hub.startswith(("https://", "http://")):
-        raise FetchError(f"HF_ENDPOINT: got {hub!r:.80}, wanted an http(s) address")
+    # A secret made of a file often ends with the file's line end.
+    token = environ.get("HF_TOKEN", "").strip() or None
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise FetchError("HF_TOKEN: holds what no token has, such as a line's end")
     return Wanted(
         name=name,
         revision=commit,
         folder=Path(folder),
-        hub=hub,
-        token=environ.get("HF_TOKEN") or None,
+        hub=_hub(environ.get("HF_ENDPOINT") or HUB, is_secret=token is not None),
+        token=token,
         deadline=time.monotonic() + int(limit),
     )
+
+
+def _hub(text: str, *, is_secret: bool) -> str:
+    """Return the hub's address, checked before anything is sent there."""
+    hub = text.rstrip("/")
+    if "@" in hub:
+        raise FetchError("HF_ENDPOINT: a login has no place in an address; wanted HF_TOKEN for it")
+    if not hub.startswith(("https://", "http://")):
+        raise FetchError(f"HF_ENDPOINT: got {hub!r:.80}, wanted an http(s) address")
+    if is_secret and not _keeps_a_secret(hub):
+        raise FetchError(
+            f"HF_ENDPOINT: got {hub!r:.80} with HF_TOKEN, which anybody on the way could read; "
+            "wanted https://, or no HF_TOKEN"
+        )
+    return hub
+
+
+def _keeps_a_secret(hub: str) -> bool:
+    """Whether what is sent there can be read by nobody else: by https, or on this machine."""
+    origin = _origin(hub)
+    if origin is None:
+        return False
+    scheme, host, _ = origin
+    if scheme == "https" or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of an address; ``None`` where it has none that are valid."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port or {"https": 443, "http": 80}[parts.scheme]
+    except (KeyError, ValueError):
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Keeps the token where a redirect stays at the same scheme, host and port.
+
+    The hub names files by other addresses of its own, which ask for the token again, and sends on
+    to where its large ones lie, which must not get it.
+    """
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        following = super().redirect_request(req, fp, code, msg, headers, newurl)
+        login = req.get_header("Authorization")
+        if following is not None and login is not None and _origin(newurl) == _origin(req.full_url):
+            following.add_unredirected_header("Authorization", login)
+        return following
 
 
 def fetch(want: Wanted) -> str:
@@ -265,10 +330,11 @@ def _opened(want: Wanted, url: str) -> Iterator[HTTPResponse]:
     _in_time(want)
     request = urllib.request.Request(url)
     if want.token is not None:
-        # Not handed on when the hub redirects to where its large files lie.
+        # Handed on by a redirect as _Redirects says, and in no other way.
         request.add_unredirected_header("Authorization", f"Bearer {want.token}")
     try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+        opener = urllib.request.build_opener(_Redirects)
+        with opener.open(request, timeout=_ANSWER_S) as answer:
             yield answer
     except urllib.error.HTTPError as error:
         if error.code == 429 or error.code >= 500:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
+from http.client import HTTPMessage
 from pathlib import Path
 
 import pytest
@@ -172,6 +175,102 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects(tmp_path: Path) ->
     assert "planted-token" not in (tmp_path / COMMIT / revision.MARKER).read_text()
 
 
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_the_token_is_kept_where_the_hub_redirects_to_itself(code: int, tmp_path: Path) -> None:
+    """The hub answers ``resolve`` with an address of its own, which is as closed."""
+    whole = hub()
+
+    def answer(path: str, headers: Mapping[str, str], url: str) -> Answer:
+        if headers.get("authorization") != "Bearer planted-token":
+            return 401, {}, b""
+        if path.startswith("/owner/name/resolve/"):
+            # By path alone and in full, as both are met.
+            where = path.replace("/owner/", "/moved/")
+            return code, {"Location": where if "config" in path else f"{url}{where}"}, b""
+        return whole(path.replace("/moved/", "/owner/"), headers, url)
+
+    with serving(answer) as server:
+        want = environ(server.url, tmp_path / COMMIT, HF_TOKEN="planted-token")
+        fetch.fetch(fetch.wanted(want))
+    assert f"/moved/name/resolve/{COMMIT}/model.safetensors" in server.paths()
+
+
+def test_a_token_that_left_the_hub_does_not_come_back(tmp_path: Path) -> None:
+    """Hub, another server, hub again: what that one made of the address is not the hub's word."""
+    whole = hub()
+    with serving(lambda path, headers, url: (302, {"Location": back + path}, b"")) as other:
+
+        def answer(path: str, headers: Mapping[str, str], url: str) -> Answer:
+            if path.startswith("/owner/name/resolve/"):
+                return 302, {"Location": f"{other.url}{path.replace('/owner/', '/moved/')}"}, b""
+            return whole(path.replace("/moved/", "/owner/"), headers, url)
+
+        with serving(answer) as server:
+            back = server.url
+            want = environ(server.url, tmp_path / COMMIT, HF_TOKEN="planted-token")
+            fetch.fetch(fetch.wanted(want))
+    told = {path.partition("/name")[0] for path, h in server.asked if "authorization" in h}
+    assert told == {"/api/models/owner", "/owner"}
+    assert all("authorization" not in headers for _, headers in other.asked)
+
+
+def redirected(url: str, to: str) -> urllib.request.Request:
+    request = urllib.request.Request(url)
+    request.add_unredirected_header("Authorization", "Bearer planted-token")
+    handler, none = fetch._Redirects(), HTTPMessage()
+    following = handler.redirect_request(request, io.BytesIO(), 307, "", none, to)
+    assert following is not None
+    return following
+
+
+@pytest.mark.parametrize(
+    ("to", "is_kept"),
+    [
+        ("https://hub.example.com/other", True),
+        ("https://HUB.example.com:443/other", True),
+        ("http://hub.example.com/other", False),
+        ("http://hub.example.com:443/other", False),
+        ("https://hub.example.com:8443/other", False),
+        ("https://cdn.hub.example.com/other", False),
+        ("https://hub.example.com@evil.example.com/other", False),
+        ("https://hub.example.com.evil.example.com/other", False),
+    ],
+)
+def test_another_scheme_host_or_port_gets_no_token(to: str, is_kept: bool) -> None:
+    following = redirected("https://hub.example.com/owner", to)
+    assert (following.get_header("Authorization") is not None) is is_kept
+    assert "Authorization" not in following.headers, "it would go on to anywhere"
+
+
+@pytest.mark.parametrize(
+    ("hub_url", "is_refused"),
+    [
+        ("http://hub.example.com", True),
+        ("http://10.0.0.1:8080", True),
+        ("http://127.0.0.1.example.com", True),
+        ("http://:80", True),
+        ("http://[", True),
+        ("https://hub.example.com", False),
+        ("http://localhost:8080", False),
+        ("http://127.0.0.2", False),
+        ("http://[::1]:8080", False),
+    ],
+)
+def test_a_token_goes_over_plain_http_only_on_this_machine(
+    hub_url: str, is_refused: bool, tmp_path: Path
+) -> None:
+    given = environ(hub_url, tmp_path / COMMIT)
+    assert fetch.wanted(given).token is None
+    given["HF_TOKEN"] = "planted-token\n"
+    if not is_refused:
+        assert fetch.wanted(given).token == "planted-token"
+        return
+    with pytest.raises(fetch.FetchError, match="wanted https://, or no HF_TOKEN") as caught:
+        fetch.wanted(given)
+    assert "planted" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -181,13 +280,16 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects(tmp_path: Path) ->
         ({"MEMSWEEP_MODEL_PATH": "models"}, "absolute path"),
         ({"MEMSWEEP_FETCH_S": "soon"}, "wanted seconds"),
         ({"HF_ENDPOINT": "file:///etc"}, "http"),
+        ({"HF_TOKEN": "planted\ntoken"}, "no token has"),
+        ({"HF_ENDPOINT": "https://me:planted@hub.example.com"}, "no place in an address"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_asked(
     changes: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(fetch.FetchError, match=said):
+    with pytest.raises(fetch.FetchError, match=said) as caught:
         fetch.wanted(environ("http://127.0.0.1:9", tmp_path / COMMIT) | changes)
+    assert "planted" not in str(caught.value)
 
 
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path: Path) -> None:
