@@ -265,8 +265,8 @@ def night_before(home: Home, rounds: Sequence[Round], mine: Round) -> Round | No
 
 
 def _is_whole(home: Home, round_: Round) -> bool:
-    done = progress(home, round_)
-    return done["runs"] is not None and done["runs"] == done["finished"]
+    left: int | None = progress(home, round_)["left"]
+    return left == 0
 
 
 def _looked_up(

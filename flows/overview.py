@@ -29,6 +29,7 @@ from tasks.launch.settings import run_outputs
 from tasks.plan.plan import Plan, make_plan
 from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, damaged_rounds, rounds_of
 from tasks.schedules import Schedule
+from warehouse import ledger
 from warehouse.errors import MemsweepError
 from warehouse.registry import Outcome
 
@@ -71,18 +72,25 @@ def overview(home: Home) -> dict[str, Any]:
 def _rounds(home: Home) -> list[dict[str, Any]]:
     """Return the progress of the latest rounds, and of the newest of each sweep."""
     every = rounds_of(home)
-    # `run` goes on with the newest round of a sweep; older ones stay as they are.
-    newest = {(r.sweep_name, r.sweep_sha256, r.target): r.id for r in every}
-    told = {r.id for r in every[-ROUNDS_TOLD:]} | set(newest.values())
-    return [
-        progress(home, round_) | {"newest": round_.id in newest.values()}
-        for round_ in every
-        if round_.id in told
-    ]
+    # `run` goes on with the newest round of a sweep as its file now is; older ones stay.
+    newest = set({(r.sweep_name, r.target): r.id for r in every}.values())
+    told = {r.id for r in every[-ROUNDS_TOLD:]} | newest
+    pruned = ledger.read(home.bundles).pruned
+    found = []
+    for round_ in (one for one in every if one.id in told):
+        row = progress(home, round_) | {"newest": round_.id in newest}
+        if any(state.run_uuid in pruned for state in round_.states()):
+            row["left"] = 0  # what left by policy is not to be measured again
+        found.append(row)
+    return found
 
 
 def progress(home: Home, round_: Round) -> dict[str, Any]:
-    """Return a round's progress, counting only the cells its sweep has with the pins of today."""
+    """Return a round's progress, counting only the cells its sweep has with the pins of today.
+
+    ``left`` is what is still to be measured of it: nothing where it was measured to its end with
+    earlier pins, which made other cells of the same sweep.
+    """
     found: dict[str, Any] = {
         "round": round_.id,
         "sweep": round_.sweep_name,
@@ -93,27 +101,39 @@ def progress(home: Home, round_: Round) -> dict[str, Any]:
         "finished": None,
         "unexpected": None,
         "problem": None,
+        "left": None,
     }
     try:
         plan = plan_of(home, round_)
     except (MemsweepError, OSError) as error:
         return found | {"problem": f"cannot be read: {error}"}
-    runs = [*plan.runs(), *plan.skipped()]
-    done = [(run, round_.sealed(run.cell.cell_key, run.repeat)) for run in runs]
-    finished = [
-        (run, state)
-        for run, state in done
-        if state is not None
-        # What another run settles is infeasible too: it is not measured unless that run goes.
-        and (state.outcome == Outcome.INFEASIBLE.value or not state.to_be_repeated)
+    runs = {(run.cell.cell_key, run.repeat): run for run in (*plan.runs(), *plan.skipped())}
+    begun = round_.states()
+    measured = {(state.cell_key, state.repeat): state for state in begun if _ended(round_, state)}
+    settled = measured.keys() | round_.left_out()
+    unexpected = [
+        run
+        for key, run in runs.items()
+        if key in measured and not run.planned.as_expected(str(measured[key].outcome))
     ]
-    left_out = round_.left_out() - {(r.cell.cell_key, r.repeat) for r, _ in finished}
-    unexpected = [run for run, state in finished if not run.planned.as_expected(str(state.outcome))]
+    finished = len(runs.keys() & settled)
+    earlier = len(settled - runs.keys())
+    whole = len(begun) == len(measured) and finished + earlier >= len(runs)
     return found | {
         "runs": len(runs),
-        "finished": len(finished) + len(left_out),
+        "finished": finished,
         "unexpected": len(unexpected),
+        "left": 0 if whole else len(runs) - finished,
     }
+
+
+def _ended(round_: Round, state: RepeatState) -> bool:
+    """Whether a repeat is sealed with an outcome after which it is not measured again.
+
+    What another run settles is infeasible too: it is not measured unless that run goes.
+    """
+    again = state.to_be_repeated and state.outcome != Outcome.INFEASIBLE.value
+    return not again and round_.sealed(state.cell_key, state.repeat) is not None
 
 
 def plan_of(home: Home, round_: Round) -> Plan:
@@ -382,10 +402,9 @@ def _needs_of_rounds(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
             yield Need(f"{row['round']}: {row['problem']}", f"ls {home.rounds / row['round']}")
         elif row["sweep"] in going or row["pid"] is not None or not row["newest"]:
             continue
-        elif row["finished"] != row["runs"]:
-            left = row["runs"] - row["finished"]
+        elif row["left"]:
             yield Need(
-                f"{row['round']}: unfinished, {left} of {row['runs']} runs are missing",
+                f"{row['round']}: unfinished, {row['left']} of {row['runs']} runs are missing",
                 f"memsweep run {_call(_sweep_of(home, row), row['target'])}",
             )
 

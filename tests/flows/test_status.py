@@ -9,21 +9,25 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows import cli, overview
+from flows import cli, context, overview
 from tasks import processes, schedules
+from tasks.canonical import sha256_file
 from tasks.files import write_json
 from tasks.home import Home
 from tasks.launch import services
 from tasks.launch.settings import run_outputs
 from tasks.plan.sweep import parse_sweep
-from tasks.rounds import RepeatState, open_round
+from tasks.rounds import RepeatState, Round, open_round
 from tasks.schedules import Night, Schedule
+from tests.support.bundle_maker import Lab
+from warehouse import ledger
 
 SWEEP = """
 name: small
@@ -44,7 +48,7 @@ KEYS = {
     "directory in_prefect paused late",
     "nights": "night sweep target verdict message began_at ended_at round flow_run_id pid webhook",
     "running": "round label repeat run_uuid phase load_point since pid status pending",
-    "rounds": "round sweep target opened_at pid runs finished unexpected problem newest",
+    "rounds": "round sweep target opened_at pid runs finished unexpected problem newest left",
     "disk": "free_bytes low",
     "quarantined": "bundle reason",
     "needs": "what command",
@@ -166,6 +170,116 @@ def test_an_unfinished_round_is_gone_on_with_by_its_own_copy_of_the_sweep(
     assert f"memsweep run {file}" in [command for _, command in needs(capsys)]
     night(home, "f1", None, start_ticks=processes.start_ticks(os.getpid()))
     assert not [what for what, _ in needs(capsys) if "unfinished" in what], "a night is at it"
+
+
+def measured(
+    home: Home, round_: Round, *, outcome: str = "ok", until: int | None = None
+) -> list[RepeatState]:
+    """Measure a round's runs with the pins of now, at most the first ``until`` of them."""
+    states = []
+    lab = Lab(home)
+    for run in [*overview.plan_of(home, round_).runs()][:until]:
+        key = run.cell.cell_key
+        folder = lab.seal(sweep=round_.sweep_name, round=round_.id, repeat=run.repeat)
+        digest = sha256_file(folder / "manifest.json")
+        states.append(RepeatState(key, run.repeat, 1, folder.name, None, outcome, digest))
+        round_.save(states[-1])
+    return states
+
+
+def opened(home: Home, text: str = SWEEP, *, days_ago: float = 0) -> Round:
+    sweep = parse_sweep(text, where="x")
+    round_, _ = open_round(home, sweep, text, target="local", fresh=True)
+    facts = json.loads((round_.folder / "round.json").read_text())
+    at = datetime.fromisoformat(facts["opened_at"]) - timedelta(days=days_ago)
+    facts["opened_at"] = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    write_json(round_.folder / "round.json", facts)
+    return replace(round_, opened_at=facts["opened_at"])
+
+
+def row_of(home: Home, round_: Round) -> dict[str, Any]:
+    return next(row for row in overview.overview(home)["rounds"] if row["round"] == round_.id)
+
+
+TWICE = SWEEP.replace("repeats: 1", "repeats: 2")
+
+
+def pins_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "ENGINE_VERSION", "0.99.0")
+    overview._surroundings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _pins_of_now() -> Iterator[None]:
+    overview._surroundings.cache_clear()
+    yield
+    overview._surroundings.cache_clear()
+
+
+def test_a_pruned_round_and_one_of_an_edited_sweep_need_no_hand(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = opened(home, TWICE.replace("number: 1", "number: 7"), days_ago=60)
+    measured(home, old)
+    for days in (50, 40):
+        measured(home, opened(home, TWICE, days_ago=days))
+    assert cli.run(["prune", "--rounds-older-than", "30", "--yes"]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    assert [path for path in home.bundles.glob("*-*") if path.is_dir()]
+    assert row_of(home, old) | {"newest": False, "finished": 0, "left": 0} == row_of(home, old)
+    assert needs(capsys) == []
+    unfinished = opened(home, TWICE.replace("number: 1", "number: 9"))
+    measured(home, unfinished, until=1)
+    ((what, _),) = needs(capsys)
+    assert what == f"{unfinished.id}: unfinished, 1 of 2 runs are missing"
+    edited = opened(home, TWICE.replace("number: 1", "number: 8"))
+    measured(home, edited)
+    assert needs(capsys) == [], "its sweep is another one now: nobody would go on with it"
+
+
+def test_the_newest_round_that_was_pruned_needs_no_hand(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    round_ = opened(home, TWICE)
+    (state,) = measured(home, round_, until=1)
+    ledger.append(home.bundles, {str(state.run_uuid): str(state.manifest_sha256)})
+    assert len(needs(capsys)) == 1
+    ledger.prune(home.bundles, [str(state.run_uuid)])
+    assert row_of(home, round_)["left"] == 0
+    assert needs(capsys) == []
+
+
+@pytest.mark.parametrize(("until", "missing"), [(None, 0), (1, 2)])
+def test_a_round_that_was_measured_with_earlier_pins_needs_no_hand_if_it_was_whole(
+    home: Home,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    until: int | None,
+    missing: int,
+) -> None:
+    round_ = opened(home, TWICE)
+    measured(home, round_, until=until)
+    pins_rise(monkeypatch)
+    row = row_of(home, round_)
+    assert (row["runs"], row["finished"], row["left"]) == (2, 0, missing)
+    assert len(needs(capsys)) == (1 if missing else 0)
+
+
+def test_what_was_begun_of_a_round_is_never_called_whole(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = opened(home, TWICE)
+    first, _ = measured(home, round_)
+    pins_rise(monkeypatch)
+    for changes in (
+        {"outcome": None, "manifest_sha256": None},
+        {"outcome": "stopped"},
+        {"manifest_sha256": "0" * 64},
+    ):
+        round_.save(replace(first, **changes))
+        assert len(needs(capsys)) == 1, changes
+    round_.save(replace(first, outcome="infeasible"))
+    assert needs(capsys) == []
 
 
 def test_a_run_is_shown_with_its_phase_and_what_it_waits_for(
