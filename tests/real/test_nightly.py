@@ -103,7 +103,7 @@ def state_name(here: Memsweep, flow_run_id: str) -> str:
 def cancel_in_prefect(here: Memsweep) -> None:
     """Cancel a night whose runs take longer to stop than Prefect's worker waits."""
     home = Home(here.home)
-    make_home(here.home, engine={"boot_s": BOOT_S})
+    make_home(here.home, engine={"boot_s": 5 * BOOT_S})  # longer than the worker's patience
     flow_run_id = start_a_night(here, datetime.now(UTC))
     wait_for("a run", lambda: here.json("status")["running"], timeout=90, poll=1)
     night = schedules.find_night(home, flow_run_id)
