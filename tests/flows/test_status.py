@@ -280,6 +280,9 @@ def test_what_was_begun_of_a_round_is_never_called_whole(
         assert len(needs(capsys)) == 1, changes
     round_.save(replace(first, outcome="infeasible"))
     assert needs(capsys) == []
+    today = next(overview.plan_of(home, round_).runs())
+    round_.save(RepeatState(today.cell.cell_key, 1, 1, UUID, None))
+    assert len(needs(capsys)) == 1, "it was begun anew with the pins of today"
 
 
 def test_a_run_is_shown_with_its_phase_and_what_it_waits_for(
