@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -33,12 +33,14 @@ from tasks.pins import BENCH_VERSION, ENGINE_VERSION
 from tasks.plan import hub, model, weights
 from tasks.plan.cell import UNRESOLVED
 from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
-from tasks.plan.spending import NO_HISTORY, History
+from tasks.plan.spending import NO_HISTORY, History, choose
 from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
 from tasks.redact import Secrets
-from tasks.rounds import Round, open_round
+from tasks.rounds import Round, open_round, rounds_of
 from warehouse.errors import BadInput, CannotFindOut
 
+#: Free disk that no run may touch: the warehouse and the services need some to end well.
+SPARE_BYTES = 300_000_000
 #: Longest wait for Prefect's answer to "was the flow cancelled?", seconds.
 CANCEL_LOOK_S = 2.0
 
@@ -143,6 +145,40 @@ def announce(home: Home) -> None:
         f"  needs about {sum(p.megabytes for p in plans) + 200} MB of disk, {free / 1e6:,.0f} MB "
         "are free; the five cells take about 9 minutes more"
     )
+
+
+def need_disk(home: Home, plan: Plan, wishes: Wishes) -> None:
+    """Refuse to measure where the bundles of the missing runs would not fit on the disk.
+
+    Raises:
+        BadInput: they would not; nothing was started yet. Where nothing is missing they always do.
+        CannotFindOut: the published warehouse is there and cannot be read.
+    """
+    past = history.read(home.warehouse_snapshot, plan.surroundings.target)
+    runs: Sequence[PlannedRun] = _missing(home, plan, wishes)
+    if wishes.budget_minutes is not None:
+        runs = choose(runs, past, wishes.budget_minutes * 60).chosen
+    # A run's outputs and its bundle lie beside each other.
+    need = 2 * sum(past.bundle_bytes(run) for run in runs) + SPARE_BYTES
+    free = shutil.disk_usage(_existing(home)).free
+    if runs and free < need:
+        raise BadInput(
+            f"{home.root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the bundles "
+            f"of {len(runs)} missing runs of sweep {plan.sweep.name}, their copies in Polyaxon and "
+            "the warehouse; free some, or see: memsweep prune"
+        )
+
+
+def _missing(home: Home, plan: Plan, wishes: Wishes) -> list[PlannedRun]:
+    """Return the runs that are not finished in the round which would be measured."""
+    place = (plan.sweep.sha256, plan.surroundings.target)
+    same = [
+        round_
+        for round_ in rounds_of(home, plan.sweep.name)
+        if (round_.sweep_sha256, round_.target) == place and wishes.night in (None, round_.label)
+    ]
+    done = same[-1].all_finished() if same and not wishes.fresh else {}
+    return [run for run in plan.runs() if (run.cell.cell_key, run.repeat) not in done]
 
 
 def _existing(home: Home) -> str:
@@ -330,8 +366,6 @@ def _point_at_embedded(environment: Mapping[str, str]) -> None:
 
 def target_of(home: Home, run_uuid: str) -> str:
     """Return the target of the round a run belongs to; ``local`` where no round knows it."""
-    from tasks.rounds import rounds_of
-
     for round_ in rounds_of(home):
         if any(state.run_uuid == run_uuid for state in round_.states()):
             return round_.target
@@ -371,8 +405,6 @@ def find_run(home: Home, text: str) -> str:
 
     Looks at what rounds have recorded, so that a run is found while it goes on.
     """
-    from tasks.rounds import rounds_of
-
     states = [state for round_ in rounds_of(home) for state in round_.states()]
     states.sort(key=lambda state: state.at or "")
     known = [state.run_uuid for state in states if state.run_uuid]

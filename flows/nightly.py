@@ -33,7 +33,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Failed
 
-from flows.context import Wishes, port_of, prepare, surroundings, use
+from flows.context import Wishes, need_disk, port_of, prepare, surroundings, use
 from flows.output import say
 from flows.overview import progress
 from flows.report.nights import night_page
@@ -195,7 +195,8 @@ def _measure(
     where, text = find_sweep(sweep)
     parsed = parse_sweep(text, where=where, read=beside(sweep))
     _refuse_while_measured(home, parsed.name)
-    make_plan(parsed, surroundings(home, target))  # bad input is found before anything is made
+    wishes = Wishes(night=this.night, budget_minutes=budget_minutes)
+    need_disk(home, make_plan(parsed, surroundings(home, target), night=True), wishes)
     ends = prepare(home, parsed, target)
     # A cluster's operations are looked at by prepare.
     if (profile := targets.load(target)).is_embedded:
@@ -203,7 +204,6 @@ def _measure(
     use(home, ends)
     crash_dead_flows(home, ends.prefect_api_url, say)
     _tell_of_the_dead(home, ends.prefect_api_url)
-    wishes = Wishes(night=this.night, budget_minutes=budget_minutes)
     state = measure_in_flow(sweep, target, wishes)
     return _judged(home, this, parsed, state)
 

@@ -23,7 +23,7 @@ from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
-from flows.context import Context, Wishes, open_context
+from flows.context import SPARE_BYTES, Context, Wishes, open_context
 from flows.output import say
 from flows.pending import CellResult, Key, Pending, all_alike, key_of, never_measured_first
 from flows.progress import Going, Standing, shown
@@ -45,7 +45,7 @@ from tasks.plan.spending import History, choose, cost_s
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from tasks.witnesses import finished
-from warehouse.errors import BadInput, CannotFindOut, MemsweepError
+from warehouse.errors import CannotFindOut, MemsweepError
 from warehouse.registry import Outcome
 
 #: Far above any number of slots: the slots, not the pool, limit what runs at a time.
@@ -56,8 +56,6 @@ WIND_UP_S = 300.0
 SLOT_POLL_S = 0.1
 #: So many cells that are measured already are told by name.
 REUSED_TOLD = 20
-#: Free disk that no run may touch: the warehouse and the services need some to end well.
-SPARE_BYTES = 300_000_000
 #: Name of the flow run's state when everything was measured, but not all came out as expected.
 NOT_AS_EXPECTED = "NotAsExpected"
 
@@ -297,10 +295,9 @@ def _begin(context: Context) -> Progress:
         others = never_measured_first(others, context.history)
     progress = Progress(Pending([*begun, *others]), known, results)
     progress.begun = {key_of(run) for run in begun}
-    runs = [run for run in _affordable(context, progress) if known.known(run) is None]
-    _need_disk(context, runs)
-    if context.budget_minutes is not None and len(runs) < len(begun) + len(others):
-        say(f"  {_budget(context)} buys {len(runs)} missing runs, by their estimates")
+    bought, missing = len(_affordable(context, progress)), len(progress.pending)
+    if bought < missing:
+        say(f"  by estimate, {_budget(context)} buys {bought} of {missing} missing runs")
     results += [record_infeasible(context, run) for run in refused]
     return progress
 
@@ -390,25 +387,6 @@ def _is_to_be_started(context: Context, progress: Progress, run: PlannedRun) -> 
     if known is not None:
         progress.results.append(record_known(context, run, known))
     return known is None
-
-
-def _need_disk(context: Context, runs: list[PlannedRun]) -> None:
-    """Refuse to start where the bundles of the missing runs would not fit on the disk.
-
-    Raises:
-        BadInput: they would not; nothing was started yet. Where nothing is missing they do.
-    """
-    if not runs:
-        return
-    root = context.measuring.home.root
-    need = 2 * sum(context.history.bundle_bytes(run) for run in runs) + SPARE_BYTES
-    free = shutil.disk_usage(root).free
-    if free < need:
-        raise BadInput(
-            f"{root}: {free / 1e6:,.0f} MB free, wanted {need / 1e6:,.0f} MB for the bundles of "
-            f"{len(runs)} missing runs of sweep {context.plan.sweep.name}, their copies in "
-            "Polyaxon and the warehouse; free some, or see: memsweep prune"
-        )
 
 
 def _disk_is_full(context: Context, run: PlannedRun) -> CannotFindOut | None:

@@ -119,7 +119,7 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
     """
     from flows.commands.planning import show
-    from flows.context import prepare, read_sweep, surroundings, use
+    from flows.context import Wishes, need_disk, prepare, read_sweep, surroundings, use
     from tasks.launch.lint import before_submit
     from tasks.launch.target import load
     from tasks.plan.plan import make_plan
@@ -127,13 +127,11 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     home = Home.find()
     # Bad input is found before anything is installed or started.
     parsed, _ = read_sweep(sweep)
-    make_plan(parsed, surroundings(home, target))
+    keep = bool(wishes.get("keep_infeasible"))
+    plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep)
+    need_disk(home, plan, Wishes(**wishes))
     endpoints = prepare(home, parsed, target)
-    plan = make_plan(
-        parsed,
-        surroundings(home, target),
-        keep_infeasible=bool(wishes.get("keep_infeasible")),
-    )
+    plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep)
     if show_plan:
         show(plan)
     _refuse_unresolved(plan)

@@ -33,7 +33,7 @@ from tasks.plan.plan import PlannedRun, make_plan
 from tasks.plan.spending import History, Past
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
-from warehouse.errors import BadInput, CannotFindOut
+from warehouse.errors import CannotFindOut
 
 SWEEP = """
 name: fan-out
@@ -398,31 +398,6 @@ def test_cancelling_in_prefect_stops_what_goes_on_and_is_told_as_cancelled(
 def with_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
-
-
-def test_a_round_needs_disk_for_its_missing_runs_by_what_past_bundles_took(
-    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began = ending_with(monkeypatch, lambda run, tried: "ok")
-    context = make(1)
-    # As the largest bundle; all five need twice that.
-    size = 100_000_000
-    past = Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, size)
-    history = History({run.cell.setting_key: past for run in context.plan.runs()})
-    context = replace(context, history=history)
-    with_disk(monkeypatch, 10 * size + sweep.SPARE_BYTES - 1)
-    with pytest.raises(BadInput, match="wanted 1,300 MB for the bundles of 5 missing runs of"):
-        measure_round(context)
-    assert began == []
-    first, *others = context.plan.runs()
-    context.measuring.home.root.mkdir(exist_ok=True)
-    sealed(context, first, "ok")
-    assert len(measure_round(context)) == 5
-    for attempt, run in enumerate(others, start=2):
-        sealed(context, run, "ok", attempt)
-    with_disk(monkeypatch, 0)
-    results = measure_round(context)
-    assert sweep._verdict(context, results).is_completed(), "nothing is missing, nothing is needed"
 
 
 def test_a_disk_that_gets_full_lets_the_current_cell_end_and_starts_no_other(

@@ -155,6 +155,7 @@ def test_a_night_here_refuses_wrong_operations_as_a_run_does(
     home: Home, this: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = Endpoints("http://prefect/api", "http://polyaxon")
+    monkeypatch.setattr(nightly, "need_disk", lambda *_: None)
     monkeypatch.setattr(nightly, "prepare", lambda *_: ends)
     wrong = Finding("cell e", "cache", "not stated", wanted="disable: true")
     looked_at: list[str] = []
