@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,6 +21,7 @@ from tasks.plan import published
 from tasks.plan.cell import UNRESOLVED
 from tasks.plan.plan import Plan
 from tasks.plan.sweep import parse_sweep, parse_yaml, prompts_in
+from tasks.redact import Secrets, is_secret_name, kinds
 from warehouse.errors import BadInput
 
 #: Names Polyaxon gives to every template beside a component's inputs and outputs.
@@ -33,31 +35,22 @@ _GLOBALS = frozenset(
         "duration", "cloning_kind", "original_uuid", "is_independent", "status",
     }
 )  # fmt: skip
+#: Those of which every name is known here.
+_OWNERS = frozenset({"globals", "params", "inputs", "outputs"})
 _BY_DIGEST = re.compile(r"^[^@\s]+@sha256:[0-9a-f]{64}$")
 _ONE_NAME = re.compile(r"^\{\{\s*(\w+)\s*\}\}$")
 _OTHER_TYPES = {"integer": "int", "string": "str", "number": "float", "boolean": "bool"}
 #: Maps of the environment section whose values Polyaxon turns into text again.
 _TEXT_MAPS = ("labels.", "annotations.", "nodeSelector.")
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
-_SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_?KEY(_ID)?|SECRET_?KEY|PRIVATE_?KEY"
-    r"|CREDENTIALS?)$"
-)
-#: Shapes of well-known secrets, by whose they are.
-_SECRET_SHAPES = {
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{20,}",
-    "a GitHub token": r"\b(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,})",
-    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
-    "an AWS key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
-    "a Google key": r"\bAIza[A-Za-z0-9_-]{35}\b",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
-    "a Slack token": r"\bxox[abprs]-[A-Za-z0-9-]{10,}",
-    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a login in an address": r"://[^/\s:@]+:[^/\s@{]+@",
-}
-_SHAPES = {name: re.compile(shape) for name, shape in _SECRET_SHAPES.items()}
-_TAGGED = "registry.invalid/image:latest"
+#: What an input's regex has to end with, so that nothing but an image by digest matches.
+_DIGEST_END = "@sha256:[0-9a-f]{64}$"
+#: A login before the name of an image, which has no scheme to know an address by.
+_LOGIN = re.compile(r"(?<![^\s'\"])[^\s/@:'\"]+:[^\s/@'\"]+@(?!sha256:)")
+#: Fields of Kubernetes that name a secret instead of holding it (imagePullSecret).
+_NAMES_ONE = re.compile(r"[a-z]Secret$")
+_MAX_SHOWN = 60
+_SILENT = "a restart would hide the first attempt, and podFailurePolicy asks for Never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +66,24 @@ class Finding:
     @property
     def line(self) -> str:
         """The finding as one line: ``FILE:where: what, got, wanted``."""
-        got = "" if self.got is None else f", got {self.got}"
-        wanted = "" if self.wanted is None else f", wanted {self.wanted}"
-        return " ".join(f"{self.file}:{self.where}: {self.what}{got}{wanted}".split())
+        told = self.document()
+        got = "" if self.got is None else f", got {told['got']}"
+        wanted = "" if self.wanted is None else f", wanted {told['wanted']}"
+        return " ".join(f"{told['file']}:{told['where']}: {told['what']}{got}{wanted}".split())
 
-    def document(self) -> dict[str, object]:
-        """Return the finding for ``--json``."""
-        return asdict(self)
+    def document(self) -> dict[str, str | None]:
+        """Return the finding for ``--json``: without secrets, as CI keeps what is printed."""
+        return {name: None if text is None else _clean(text) for name, text in asdict(self).items()}
+
+
+def _clean(text: str) -> str:
+    """Return a text of a checked file as it may be shown."""
+    return _LOGIN.sub("[redacted]@", Secrets.here().clean_text(text))
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a text; cleaned while it is whole: a secret's half has no shape."""
+    return _clean(text)[:_MAX_SHOWN]
 
 
 def file(
@@ -215,10 +219,10 @@ def _without_cell(built: Mapping[str, object]) -> dict[str, object]:
 
 
 def _must_have(name: str, built: Mapping[str, Any]) -> Iterator[Finding]:
-    container = (built.get("runPatch") or {}).get("container") or {}
+    container = _at(built, "runPatch", "container")
     if not container.get("image"):
         yield Finding(name, "runPatch.container.image", "no image", wanted="one by digest")
-    ended = built.get("termination") or {}
+    ended = _at(built, "termination")
     for key in ("timeout", "ttl"):
         if not ended.get(key):
             yield Finding(name, f"termination.{key}", "not given", wanted="seconds")
@@ -233,11 +237,12 @@ def _own_checks(shown: str, whole: Mapping[str, Any]) -> Iterator[Finding]:
     inputs = {
         one["name"]: one
         for kind in ("inputs", "outputs")
-        for one in component.get(kind) or []
+        for one in _listed(component.get(kind))
         if isinstance(one, dict) and "name" in one
     }
     yield from _cache(shown, whole, component)
     yield from _termination(shown, whole, component)
+    yield from _restarts(shown, whole, component)
     yield from _types(shown, inputs)
     for where, value in _walk(whole):
         if isinstance(value, str):
@@ -247,7 +252,7 @@ def _own_checks(shown: str, whole: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _cache(shown: str, whole: Mapping[str, Any], component: Mapping[str, Any]) -> Iterator[Finding]:
-    stated = [one["cache"] for one in _parts(whole, component) if one.get("cache")]
+    stated = [_at(one, "cache") for one in _parts(whole, component) if one.get("cache")]
     for cache in stated:
         if cache.get("disable") is not True:
             what, got = "an equal run would not be measured", str(cache.get("disable"))
@@ -261,10 +266,50 @@ def _termination(
     shown: str, whole: Mapping[str, Any], component: Mapping[str, Any]
 ) -> Iterator[Finding]:
     for one in _parts(whole, component):
-        retries = (one.get("termination") or {}).get("maxRetries", 0)
+        retries = _at(one, "termination").get("maxRetries", 0)
         if retries != 0:
             what = "a retry under the same UUID would hide the first attempt"
             yield Finding(shown, "termination.maxRetries", what, str(retries), "0")
+
+
+def _restarts(
+    shown: str, whole: Mapping[str, Any], component: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Check what becomes of a container that ends: a job's is never started again in silence.
+
+    Of a service Polyaxon makes a Deployment, for which Kubernetes takes ``Always`` only, which is
+    also what it has where nothing is said.
+    """
+    run = _at(component, "run")
+    at_run = "run" if whole is component else "component.run"
+    stated = {
+        f"{where}.environment.restartPolicy": _at(section, "environment").get("restartPolicy")
+        for where, section in ((at_run, run), ("runPatch", _at(whole, "runPatch")))
+    }
+    # The patch wins.
+    told = [(where, policy) for where, policy in stated.items() if policy is not None]
+    where, policy = told[-1] if told else (f"{at_run}.environment.restartPolicy", None)
+    if run.get("kind") == "service":
+        if policy not in (None, "Always"):
+            what = "a service is a Deployment, for which Kubernetes refuses it"
+            yield Finding(shown, where, what, str(policy), "none, or Always")
+        return
+    parts = _parts(whole, component)
+    has_rules = any(_at(one, "termination").get("podFailurePolicy") for one in parts)
+    if policy != "Never" and (has_rules or policy is not None):
+        yield Finding(shown, where, _SILENT, str(policy), "Never")
+
+
+def _at(node: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Return a section; an empty one where there is none, or something else in its place."""
+    for name in names:
+        inner = node.get(name)
+        node = inner if isinstance(inner, Mapping) else {}
+    return node
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _parts(whole: Mapping[str, Any], component: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -289,7 +334,7 @@ def _templates(shown: str, where: str, text: str, names: Any) -> Iterator[Findin
     try:
         parsed = jinja2.Environment(autoescape=False).parse(text)
     except jinja2.TemplateSyntaxError as error:
-        yield Finding(shown, where, f"no template: {error.message}", repr(text[:60]))
+        yield Finding(shown, where, f"no template: {error.message}", repr(_short(text)))
         return
     for name in sorted(meta.find_undeclared_variables(parsed)):
         if name not in names and name not in _SECTIONS and name != "globals":
@@ -297,14 +342,23 @@ def _templates(shown: str, where: str, text: str, names: Any) -> Iterator[Findin
             yield Finding(
                 shown, where, "an undefined name renders empty", f"{{{{ {name} }}}}", wanted
             )
-    for node in parsed.find_all(nodes.Getattr):
-        owner = node.node.name if isinstance(node.node, nodes.Name) else None
-        if owner == "globals" and node.attr not in _GLOBALS:
-            got = f"{{{{ globals.{node.attr} }}}}"
-            yield Finding(shown, where, "an undefined name renders empty", got, "a known global")
-        if owner in ("params", "inputs") and node.attr not in names and node.attr != "as_args":
-            got = f"{{{{ {owner}.{node.attr} }}}}"
-            yield Finding(shown, where, "an undefined name renders empty", got, "an input")
+    looked_up: list[tuple[nodes.Expr, object]] = [
+        *((one.node, one.attr) for one in parsed.find_all(nodes.Getattr)),
+        # In brackets a name may be made by the template: that one cannot be looked up here.
+        *((one.node, getattr(one.arg, "value", None)) for one in parsed.find_all(nodes.Getitem)),
+    ]
+    for owner, key in looked_up:
+        if isinstance(owner, nodes.Name) and owner.name in _OWNERS:
+            yield from _lookup(shown, where, owner.name, key, names)
+
+
+def _lookup(shown: str, where: str, owner: str, key: object, names: Any) -> Iterator[Finding]:
+    """Check ``globals.NAME`` or ``inputs["NAME"]``."""
+    known = _GLOBALS if owner == "globals" else {*names, "as_args"}
+    if key not in known:
+        got = f"{{{{ {owner}.{key} }}}}" if isinstance(key, str) else f"{{{{ {owner}[…] }}}}"
+        wanted = "a known global" if owner == "globals" else "an input"
+        yield Finding(shown, where, "an undefined name renders empty", got, wanted)
 
 
 def _node(
@@ -328,19 +382,39 @@ def _node(
 
 
 def _image(shown: str, where: str, image: str, inputs: Mapping[str, Any]) -> Iterator[Finding]:
-    wanted = "IMAGE@sha256:…, or an input whose regex asks for that"
+    wanted = f"IMAGE@sha256:…, or an input whose regex ends with {_DIGEST_END}"
     named = _ONE_NAME.match(image)
     if image.endswith(f"@{UNRESOLVED}"):
         yield Finding(shown, where, "the image has no digest yet", image, "memsweep pin SWEEP")
         return
     if named is None:
+        if _LOGIN.search(image):
+            yield Finding(shown, where, "a login in it", image, "imagePullSecrets")
         if not _BY_DIGEST.match(image):
             yield Finding(shown, where, "an image that can change", image, wanted)
         return
-    regex = ((inputs.get(named[1]) or {}).get("validation") or {}).get("regex")
-    # Polyaxon matches from the start only, so the pattern has to close itself.
-    if regex is None or re.match(str(regex), _TAGGED) or not str(regex).endswith("$"):
+    regex = _at(inputs, named[1], "validation").get("regex")
+    if regex is None or not _asks_for_a_digest(str(regex)):
         yield Finding(shown, where, "an image that can change", image, wanted)
+
+
+def _asks_for_a_digest(regex: str) -> bool:
+    """Whether nothing but a text that ends with a digest matches; in doubt it is no.
+
+    Polyaxon matches from the start only, so the pattern has to close itself. An alternative beside
+    the ending, or a flag that changes what the ending means, would let others pass.
+    """
+    before = regex.removesuffix(_DIGEST_END)
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", before)
+    if before == regex or "(?" in plain.replace("(?:", ""):
+        return False
+    try:
+        re.compile(before)  # the ending stands by itself, in no group or class
+    except re.error:
+        return False
+    while (inner := re.sub(r"\([^()]*\)", "", plain)) != plain:
+        plain = inner
+    return "|" not in plain
 
 
 def _shell(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]:
@@ -350,24 +424,35 @@ def _shell(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]
     # Also behind env or a wrapper; and the text after -c is code for other interpreters too.
     if "-c" not in command and not any(PurePosixPath(str(c)).name in _SHELLS for c in command):
         return
-    for text in [*command, *(node.get("args") or [])]:
+    for text in [*command, *_listed(node.get("args"))]:
         if "{{" in str(text):
             what = "a parameter inside a shell line can become a command"
-            yield Finding(shown, f"{where}.command", what, str(text)[:60], "arguments, no shell")
+            yield Finding(shown, f"{where}.command", what, _short(str(text)), "arguments, no shell")
 
 
 def _resources(shown: str, where: str, resources: object) -> Iterator[Finding]:
     if not isinstance(resources, dict):
         return
     for kind in ("requests", "limits"):
-        for name, value in (resources.get(kind) or {}).items():
+        for name, value in _at(resources, kind).items():
             yield from _quantity(shown, f"{where}.{kind}.{name}", str(name), value)
-    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    limits, requests = _at(resources, "limits"), _at(resources, "requests")
     for name in requests:
+        got = f"{requests[name]} and {limits.get(name)}"
         if quantity.is_whole_only(str(name)) and str(requests[name]) != str(limits.get(name)):
             what = "requests and limits of such a resource have to be equal"
-            got = f"{requests[name]} and {limits.get(name)}"
             yield Finding(shown, f"{where}.requests.{name}", what, got)
+        elif name in limits and _is_above(requests[name], limits[name]):
+            what = "more requested than the limit allows, which Kubernetes refuses"
+            yield Finding(shown, f"{where}.requests.{name}", what, got)
+
+
+def _is_above(requested: object, limit: object) -> bool:
+    """Whether a request is above its limit; what is no quantity is told elsewhere."""
+    try:
+        return quantity.parse(requested) > quantity.parse(limit)
+    except ValueError:
+        return False
 
 
 def _quantity(shown: str, where: str, name: str, value: object) -> Iterator[Finding]:
@@ -413,23 +498,43 @@ def _secrets(shown: str, document: object) -> Iterator[Finding]:
     for where, value in _walk(document):
         if isinstance(value, dict):
             yield from _secret_values(shown, where, value)
+            for name, listed in value.items():
+                if isinstance(listed, list):
+                    yield from _secret_options(shown, f"{where}.{name}".lstrip("."), listed)
         elif isinstance(value, str):
-            for kind, shape in _SHAPES.items():
-                if shape.search(value):
-                    yield Finding(
-                        shown, where, f"looks like {kind}", wanted="a secret by reference"
-                    )
+            for kind in kinds(value):
+                yield Finding(shown, where, f"looks like {kind}", wanted="a secret by reference")
+
+
+def _secret_options(shown: str, where: str, listed: list[object]) -> Iterator[Finding]:
+    """Find ``--api-key`` whose value is the next argument."""
+    for number, (option, value) in enumerate(pairwise(listed), start=1):
+        is_option = isinstance(option, str) and option.startswith("--") and "=" not in option
+        if is_option and isinstance(value, str) and not value.startswith("-") and not kinds(value):
+            for kind in kinds(f"{option}={value}"):
+                what = f"looks like {kind}"
+                yield Finding(shown, f"{where}[{number}]", what, wanted="a secret by reference")
 
 
 def _secret_values(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]:
     """Find a value under a name that says it is a secret."""
-    pairs = [(node["name"], node["value"])] if "name" in node and "value" in node else []
+    is_variable = "name" in node and "value" in node
+    pairs = [(node["name"], node["value"])] if is_variable else []
     pairs += [(name, value) for name, value in node.items() if not isinstance(value, list)]
     for name, value in pairs:
         held = value.get("value") if isinstance(value, dict) else value
-        if isinstance(held, str) and held and _SECRET_NAME.search(str(name).upper()):
+        if _is_written_out(str(name), held):
             what = f"the value of {name} is written out"
             yield Finding(shown, where or str(name), what, wanted="valueFrom.secretKeyRef")
+
+
+def _is_written_out(name: str, held: object) -> bool:
+    """Whether a field of that name holds a secret; YAML reads one of digits only as a number."""
+    if not is_secret_name(name) or _NAMES_ONE.search(name) or isinstance(held, bool):
+        return False
+    # So many tokens, or the number of one, are no secret.
+    is_count = isinstance(held, int | float) and name.lower().endswith("token")
+    return isinstance(held, str | int | float) and held != "" and not is_count
 
 
 def _walk(value: object, where: str = "") -> Iterator[tuple[str, object]]:

@@ -81,6 +81,28 @@ def test_findings_are_lines_on_stdout_and_exit_1(
     assert err == "memsweep: 3 findings in 1 files\n"
 
 
+def test_what_lint_prints_holds_no_secret(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A CI keeps what was printed, on both channels and in either form."""
+    token, word = "hf_" + "Xy9" * 11, "hunter2hunter2"
+    container = {
+        "image": f"https://me:{word}@registry.invalid/image:v1",
+        "command": ["sh", "-c"],
+        "args": [
+            f"curl -H 'Authorization: token {token}' {{{{ x }}}}",
+            f"{{{{ x '{token}",
+            f"--api-key={word}",
+        ],
+    }
+    bad = {"kind": "component", "run": {"kind": "job", "container": container}}
+    (here / "bad.yaml").write_text(yaml.safe_dump(bad))
+    said: list[str] = []
+    for more in ([], ["--json"]):
+        assert cli.run(["lint", "bad.yaml", *more]) == 1
+        said += capsys.readouterr()
+    assert "an image that can change, got https://[redacted]@registry.invalid/image:v1" in said[0]
+    assert not any(part in text for text in said for part in (token[:12], word))
+
+
 def test_an_unknown_target_is_bad_input_even_where_it_is_not_needed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,69 @@ def test_a_good_file_has_no_findings(tmp_path: Path) -> None:
         ),
         (with_container(imge=IMAGE), "file", "Polyaxon's check"),
         (
+            with_container(args=["--api-key=supersecretplantedvalue"]),
+            "run.container.args[0]",
+            "the value of a key, token or password",
+        ),
+        (
+            with_container(args=["serve", "--api-key", "planted", "--port", "80"]),
+            "run.container.args[2]",
+            "the value of a key, token or password",
+        ),
+        (
+            with_container(command=["vllm", "--hf-token", "planted-1"]),
+            "run.container.command[2]",
+            "the value of a key, token or password",
+        ),
+        (
+            with_container(env=[{"name": "MY_PASSWORD", "value": 12345678}]),
+            "run.container.env[0]",
+            "the value of MY_PASSWORD is written out",
+        ),
+        (
+            with_container(env=[{"MY_PASSWORD": 12345678}]),
+            "run.container.env[0]",
+            "the value of MY_PASSWORD is written out",
+        ),
+        (
+            with_container(args=['{{ globals["bogus"] }}']),
+            "run.container.args[0]",
+            "got {{ globals.bogus }}, wanted a known global",
+        ),
+        (
+            with_container(args=["{{ params['lenght'] }}"]),
+            "run.container.args[0]",
+            "got {{ params.lenght }}, wanted an input",
+        ),
+        (
+            with_container(args=["{{ globals[length] }}"]),
+            "run.container.args[0]",
+            "got {{ globals[…] }}",
+        ),
+        (with_container(args=["{{ outputs.nope }}"]), "run.container.args[0]", "outputs.nope"),
+        (
+            with_run(environment={"restartPolicy": "OnFailure"}),
+            "run.environment.restartPolicy",
+            "got OnFailure, wanted Never",
+        ),
+        (
+            component(termination={"podFailurePolicy": {"rules": []}}),
+            "run.environment.restartPolicy",
+            "got None, wanted Never",
+        ),
+        (
+            with_run(kind="service", environment={"restartPolicy": "Never"}),
+            "run.environment.restartPolicy",
+            "got Never, wanted none, or Always",
+        ),
+        (
+            with_container(
+                resources={"requests": {"memory": "9Gi"}, "limits": {"memory": "8192Mi"}}
+            ),
+            "run.container.resources.requests.memory",
+            "more requested than the limit allows, which Kubernetes refuses, got 9Gi and 8192Mi",
+        ),
+        (
             component(inputs=[{"name": "length", "type": "integer"}]),
             "inputs.length.type",
             "got integer, wanted int",
@@ -181,6 +245,92 @@ def test_what_is_wrong_is_found_where_it_is(
     matching = [one for one in lines if one.startswith(f"file.yaml:{where}: ") and said in one]
     assert len(matching) == 1, lines
     assert not any("planted" in one for one in lines)
+
+
+HUB = "hf_" + "Xy9" * 11
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        with_container(
+            command=["/bin/sh", "-c"],
+            args=[f"curl -H 'Authorization: token {HUB}' {{{{ length }}}}"],
+        ),
+        # Cut at its end it would have no shape any more.
+        with_container(command=["sh", "-c"], args=["x" * 44 + f" {HUB} {{{{ length }}}}"]),
+        with_container(args=[f"{{{{ length '{HUB}"]),
+        with_container(args=["x" * 44 + f" {HUB} {{{{ length"]),
+        with_container(image=f"https://me:{HUB}@registry.invalid/image:v1"),
+        with_container(image="me:hunter2hunter2@registry.invalid/image:v1"),
+        with_container(image=f"me:hunter2hunter2@{IMAGE}"),
+        component(inputs=[{"name": "length", "type": HUB}]),
+        component(inputs=[{"name": "length", "type": "int", "value": f"password={HUB}"}]),
+        with_run(environment={"labels": {f"a {HUB}": "b"}}),
+        with_run(environment={"restartPolicy": HUB}),
+    ],
+)
+def test_a_finding_shows_no_secret(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(yaml.safe_dump(document))
+    findings = lint.file(path, name="file.yaml")
+    assert findings
+    for one in findings:
+        for said in (one.line, json.dumps(one.document())):
+            assert not any(part in said for part in (HUB[:12], "hunter2"))
+
+
+def test_what_only_looks_like_a_secret_passes(tmp_path: Path) -> None:
+    document = with_container(
+        args=["--api-key={{ length }}", "--api-key", "$(KEY)", "--max-tokens=512", "--pad-token"],
+        env=[{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "x", "key": "token"}}}],
+    )
+    document["run"]["environment"] = {
+        "serviceAccountName": "x",
+        "imagePullSecrets": ["registry-login"],
+    }
+    found_here = found(tmp_path, document)
+    assert [one for one in found_here if "looks like" in one or "is written out" in one] == []
+    built = {"cache": {"disable": True}, "params": {"max_token": {"value": 512}}}
+    assert lint.operation(built, name="x", is_cluster=False, asks_polyaxon=False) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "x"}, {"cache": True}, {"termination": 5}, {"inputs": 5}, {"runPatch": [1]},
+        with_run(container="x"), with_run(environment="x"), with_container(args=5),
+        with_container(resources={"limits": 5, "requests": [1]}),
+    ],
+)  # fmt: skip
+def test_sections_of_another_kind_do_not_break_the_check(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    lines = found(tmp_path, component() | change)
+    assert all(one.startswith("file.yaml:") for one in lines)
+
+
+def test_a_service_says_nothing_of_restarts_or_always(tmp_path: Path) -> None:
+    for environment in ({}, {"restartPolicy": "Always"}):
+        assert found(tmp_path, with_run(kind="service", environment=environment)) == []
+
+
+def test_a_patch_wins_over_what_a_component_says_of_restarts() -> None:
+    def lines(inner: dict[str, Any], patch: dict[str, Any]) -> list[str]:
+        built = {
+            "kind": "operation",
+            "cache": {"disable": True},
+            "runPatch": {"environment": patch},
+            "component": inner,
+        }
+        found_here = lint.operation(built, name="x", is_cluster=False, asks_polyaxon=False)
+        return [one.line.partition(": ")[0] for one in found_here]
+
+    never = {"restartPolicy": "Never"}
+    where = "x:runPatch.environment.restartPolicy"
+    assert lines(with_run(environment=never), {"restartPolicy": "OnFailure"}) == [where]
+    assert lines(with_run(environment={"restartPolicy": "OnFailure"}), never) == []
+    assert lines(with_run(kind="service"), never) == [where]
 
 
 @pytest.mark.parametrize(
@@ -198,13 +348,37 @@ def test_a_component_that_is_not_there_is_a_finding(tmp_path: Path) -> None:
     assert "gone.yaml" in line
 
 
-def test_an_image_by_input_has_to_be_forced_to_a_digest(tmp_path: Path) -> None:
+END = "@sha256:[0-9a-f]{64}$"
+
+
+@pytest.mark.parametrize(
+    ("regex", "is_good"),
+    [
+        (f"^[a-z./]+{END}", True),
+        (f"^(?:a|b[|])/\\|[]|x]+{END}", True),
+        ("^moby/buildkit:v[0-9.]+$", False),
+        (r"^registry\.example\.com/.+$", False),
+        ("^[a-z./]+@sha256:", False),
+        ("^[a-z./]+@sha256:[0-9a-f]{64}", False),
+        (f"^a:latest$|^b{END}", False),
+        (f"^(a:latest$|b{END}", False),
+        (f"^[a-z{END}", False),
+        (f"(?x)^.*#{END}", False),
+        (f"(?m)^.*{END}", False),
+        (f"^a\\{END}", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_an_image_by_input_has_to_be_forced_to_a_digest(
+    regex: str | None, is_good: bool, tmp_path: Path
+) -> None:
     document = with_container(image="{{ image }}")
-    strict = {"regex": "^[a-z./]+@sha256:[0-9a-f]{64}$"}
-    for validation, count in ((strict, 0), ({"regex": "^[a-z./]+@sha256:"}, 1), ({}, 1)):
-        entry = {"name": "image", "type": "str", "validation": validation}
-        document["inputs"] = [{"name": "length", "type": "int"}, entry]
-        assert len(found(tmp_path, document)) == count
+    validation = {} if regex is None else {"regex": regex}
+    entry = {"name": "image", "type": "str", "validation": validation}
+    document["inputs"] = [{"name": "length", "type": "int"}, entry]
+    lines = [one for one in found(tmp_path, document) if "an image that can change" in one]
+    assert len(lines) == (0 if is_good else 1)
 
 
 def test_texts_that_stay_what_they_are_pass(tmp_path: Path) -> None:
@@ -252,6 +426,13 @@ def test_a_profile_is_checked_for_tags_and_quantities(tmp_path: Path) -> None:
     assert any("resources.requests.cpu" in one for one in lines)
     assert any("environment.nodeSelector.a: Polyaxon hands on another" in one for one in lines)
     assert len(lines) == 3
+
+
+def test_a_profile_says_nothing_of_restarts(tmp_path: Path) -> None:
+    shipped = yaml.safe_load((target.PROFILES / "cluster-a10.yaml").read_text())
+    shipped["environment"]["restartPolicy"] = "OnFailure"
+    (line,) = found(tmp_path, shipped)
+    assert "restartPolicy" in line
 
 
 def tracked() -> list[str]:
