@@ -315,7 +315,7 @@ class Need:
 def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
     """Return what needs a hand, most urgent first, each with what to type."""
     return [
-        *_needs_of_services(found),
+        *_needs_of_services(home, found),
         *_needs_of_schedules(home, found["schedules"]),
         *_needs_of_nights(home, found["nights"]),
         *_needs_of_rounds(home, found),
@@ -324,7 +324,7 @@ def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
     ]
 
 
-def _needs_of_services(found: Mapping[str, Any]) -> Iterator[Need]:
+def _needs_of_services(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
     states = {one["name"]: one["state"] for one in found["services"]}
     up = [name for name, state in states.items() if state != "down"]
     down = [name for name, state in states.items() if state == "down"]
@@ -332,6 +332,11 @@ def _needs_of_services(found: Mapping[str, Any]) -> Iterator[Need]:
         yield Need("nights are scheduled, but the scheduler is down", "memsweep services up")
     elif up and down:
         yield Need(f"{', '.join(down)} died while {', '.join(up)} run", "memsweep services up")
+    for sweep, names in services.lacking(home).items():
+        yield Need(
+            f"nights of {sweep} need {', '.join(names)}, without which the scheduler was started",
+            " ".join([*(f"{name}=VALUE" for name in names), "memsweep services up"]),
+        )
 
 
 def _needs_of_schedules(home: Home, rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:

@@ -222,11 +222,6 @@ class Plan:
         return sum(run.planned.estimate_s for run in self.runs()) / self.surroundings.slots
 
     @property
-    def disk_bytes(self) -> int:
-        """Estimated size of the bundles."""
-        return sum(run.planned.disk_bytes for run in self.runs())
-
-    @property
     def unresolved(self) -> list[str]:
         """Every pin that is not resolved, as ``cell label: pin``."""
         return [f"{p.cell.label}: {name}" for p in self.cells for name in p.cell.pins.unresolved]

@@ -128,6 +128,15 @@ def test_a_schedule_without_its_scheduler_needs_the_services(
     assert value["schedules"][0]["in_prefect"] is None, "nobody could be asked"
 
 
+def test_a_variable_that_the_scheduler_lacks_is_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "lacking", lambda _home: {"small": ["HOOK"]})
+    (need,) = overview.overview(home)["needs"]
+    assert "nights of small need HOOK" in need["what"]
+    assert need["command"] == "HOOK=VALUE memsweep services up"
+
+
 def test_the_latest_night_that_was_not_skipped_tells_what_to_do(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
