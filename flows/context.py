@@ -147,7 +147,7 @@ def announce(home: Home) -> None:
     )
 
 
-def need_disk(home: Home, plan: Plan, wishes: Wishes) -> None:
+def need_disk(home: Home, plan: Plan, target_name: str, wishes: Wishes) -> None:
     """Refuse to measure where the bundles of the missing runs would not fit on the disk.
 
     Raises:
@@ -155,7 +155,7 @@ def need_disk(home: Home, plan: Plan, wishes: Wishes) -> None:
         CannotFindOut: the published warehouse is there and cannot be read.
     """
     past = history.read(home.warehouse_snapshot, plan.surroundings.target)
-    runs: Sequence[PlannedRun] = _missing(home, plan, wishes)
+    runs: Sequence[PlannedRun] = _missing(home, plan, target_name, wishes)
     if wishes.budget_minutes is not None:
         runs = choose(runs, past, wishes.budget_minutes * 60).chosen
     # A run's outputs and its bundle lie beside each other.
@@ -169,9 +169,9 @@ def need_disk(home: Home, plan: Plan, wishes: Wishes) -> None:
         )
 
 
-def _missing(home: Home, plan: Plan, wishes: Wishes) -> list[PlannedRun]:
+def _missing(home: Home, plan: Plan, target_name: str, wishes: Wishes) -> list[PlannedRun]:
     """Return the runs that are not finished in the round which would be measured."""
-    place = (plan.sweep.sha256, plan.surroundings.target)
+    place = (plan.sweep.sha256, target_name)  # as it was given: a profile may be a file
     same = [
         round_
         for round_ in rounds_of(home, plan.sweep.name)

@@ -196,7 +196,7 @@ def _measure(
     parsed = parse_sweep(text, where=where, read=beside(sweep))
     _refuse_while_measured(home, parsed.name)
     wishes = Wishes(night=this.night, budget_minutes=budget_minutes)
-    need_disk(home, make_plan(parsed, surroundings(home, target), night=True), wishes)
+    need_disk(home, make_plan(parsed, surroundings(home, target), night=True), target, wishes)
     ends = prepare(home, parsed, target)
     # A cluster's operations are looked at by prepare.
     if (profile := targets.load(target)).is_embedded:

@@ -117,8 +117,9 @@ def progress(home: Home, round_: Round) -> dict[str, Any]:
         if key in measured and not run.planned.as_expected(str(measured[key].outcome))
     ]
     finished = len(runs.keys() & settled)
-    earlier = len(settled - runs.keys())
-    whole = len(begun) == len(measured) and finished + earlier >= len(runs)
+    # Cells of earlier pins stand for today's only where none of today's was begun.
+    was_whole = finished == 0 and len(settled) >= len(runs)
+    whole = len(begun) == len(measured) and (finished == len(runs) or was_whole)
     return found | {
         "runs": len(runs),
         "finished": finished,

@@ -243,6 +243,11 @@ class Round:
             return None
         return pid if processes.alive(pid, ticks) else None
 
+    def prefect_of_holder(self) -> str | None:
+        """Return the Prefect API that the process which measures the round reports to."""
+        value = (read_json(self.folder / "flow.json") or {}).get("prefect")
+        return value if isinstance(value, str) else None
+
     @contextlib.contextmanager
     def only_flow(self) -> Iterator[None]:
         """Hold the round for this process; a second flow on it is refused with the holder's PID."""
@@ -261,7 +266,11 @@ class Round:
             pid = os.getpid()
             write_json(
                 self.folder / "flow.json",
-                {"pid": pid, "start_ticks": processes.start_ticks(pid)},
+                {
+                    "pid": pid,
+                    "start_ticks": processes.start_ticks(pid),
+                    "prefect": os.environ.get("PREFECT_API_URL"),
+                },
             )
             yield
         finally:

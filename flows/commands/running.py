@@ -129,7 +129,7 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     parsed, _ = read_sweep(sweep)
     keep = bool(wishes.get("keep_infeasible"))
     plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep)
-    need_disk(home, plan, Wishes(**wishes))
+    need_disk(home, plan, target, Wishes(**wishes))
     endpoints = prepare(home, parsed, target)
     plan = make_plan(parsed, surroundings(home, target), keep_infeasible=keep)
     if show_plan:

@@ -34,7 +34,7 @@ from tasks.launch.settings import (
     service_mark,
     worker_name,
 )
-from tasks.rounds import rounds_of
+from tasks.rounds import Round, rounds_of
 from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
 Name = Literal["prefect", "polyaxon", "supervisor", "scheduler"]
@@ -54,7 +54,8 @@ SERVER_GRACE_S = 15.0
 SUPERVISOR_GRACE_S = 150.0
 #: A night stops its runs and collects them first.
 NIGHT_GRACE_S = 180.0
-FLOW_GRACE_S = 180.0
+#: As long as a flow may take to stop a run and to collect it, from a cluster too.
+FLOW_GRACE_S = 420.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,8 @@ def up(
         own = _own(home, prefect_api_url, polyaxon_host)
         if "supervisor" in own:
             _set_slots(home, slots, progress)
-        if any(name in os.environ for names in lacking(home).values() for name in names):
-            _end_scheduler(home)  # its nights go on; it is started with what is set now
+        if _would_know_more(home):
+            _end_scheduler(home)  # its nights go on
         started = [name for name in own if _start_if_down(home, name, chosen, host, progress)]
         for name in own:
             try:
@@ -293,6 +294,19 @@ def lacking(home: Home) -> dict[str, list[str]]:
     return {sweep: sorted(names - given) for sweep, names in needed if names - given}
 
 
+def _would_know_more(home: Home) -> bool:
+    """Whether a scheduler started here would have a variable more for its nights, and none less."""
+    from tasks.launch.access import TOKEN_VARIABLE
+
+    entry = _entry(home, "scheduler")
+    given = None if entry is None else processes.environment(entry.pid)
+    needed = set[str]().union(*night_variables(home).values())
+    if not given:
+        return False
+    lost = (given & {*needed, TOKEN_VARIABLE}) - os.environ.keys()
+    return not lost and bool((needed - given) & os.environ.keys())
+
+
 def status(home: Home) -> list[ServiceState]:
     """Return the state of each service that is wanted or was started; starts nothing."""
     states = []
@@ -351,6 +365,27 @@ def live_runs(home: Home) -> list[supervisor.Record]:
 def live_nights(home: Home) -> list[processes.Process]:
     """Return the processes of nights that go on; each is in a session of its own."""
     return processes.marked(SERVICE_VARIABLE, service_mark(home, "night"))
+
+
+def live_flows(home: Home) -> list[tuple[Round, int]]:
+    """Return the rounds that are being measured through these services, and by which process.
+
+    A cluster's sweep under another Prefect server needs none of them.
+    """
+    from tasks.launch import target
+
+    def is_here(round_: Round) -> bool:
+        if (url := round_.prefect_of_holder()) is not None and url == prefect:
+            return True
+        try:
+            return target.load(round_.target).is_embedded
+        except BadInput:  # a profile that is gone
+            return False
+
+    entry = _entry(home, "prefect")
+    prefect = None if entry is None else f"http://{LOOPBACK}:{entry.port}/api"
+    held = ((round_, round_.holder()) for round_ in rounds_of(home))
+    return [(round_, pid) for round_, pid in held if pid is not None and is_here(round_)]
 
 
 def _lock(home: Home) -> AbstractContextManager[int]:
@@ -653,18 +688,18 @@ def _end_nights(home: Home) -> list[str]:
 
 
 def _end_flows(home: Home) -> list[str]:
-    """Have every `run` that measures stop as `stop` does."""
-    if not any(
-        (entry := _entry(home, name)) and entry.is_alive() for name in ("prefect", "polyaxon")
-    ):
-        return []  # they measure elsewhere
-    held = [(round_, pid) for round_ in rounds_of(home) if (pid := round_.holder()) is not None]
+    """Have every `run` that needs these services stop as `stop` does."""
+    held = live_flows(home)
     for round_, _ in held:
         round_.ask_stop(after_current=False)
     deadline = time.monotonic() + FLOW_GRACE_S
-    while any(round_.holder() == pid for round_, pid in held) and time.monotonic() < deadline:
+    while live_flows(home) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return [f"round {round_.id}: stopped (process {pid})" for round_, pid in held]
+    left = {pid for _, pid in live_flows(home)}
+    return [
+        f"round {round_.id}: {'still going' if pid in left else 'stopped'} (process {pid})"
+        for round_, pid in held
+    ]
 
 
 def _end_supervisor(home: Home) -> list[str]:
@@ -717,6 +752,7 @@ def _prove_nothing_left(home: Home) -> None:
         ]
         left += [f"run {record.uuid} (session {record.sid})" for record in live_runs(home)]
         left += [f"night (process {one.pid})" for one in live_nights(home)]
+        left += [f"round {round_.id} (process {pid})" for round_, pid in live_flows(home)]
         if not left:
             return
         if time.monotonic() >= deadline:

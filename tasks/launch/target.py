@@ -34,7 +34,8 @@ PROFILES = Path(polyaxonfiles.__file__).parent / "profiles"
 UNRESOLVED = "unresolved"
 #: A run's own deadlines come first; Polyaxon's is the last resort.
 _TIMEOUT_MARGIN_S = 60
-_GPU = "nvidia.com/gpu"
+_GPU_VENDOR = "nvidia.com/"
+_GPU = f"{_GPU_VENDOR}gpu"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: DNS-1123 subdomain: what Kubernetes takes as the name of a claim or a secret.
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -243,9 +244,14 @@ class Profile(BaseModel):
 
     @property
     def container_resources(self) -> Resources:
-        """What a run's container asks for: as stated, on a cluster with the GPU it computes on."""
+        """What a run's container asks for: as stated, on a cluster with the GPU it computes on.
+
+        That is one whole GPU where none, nor a slice of one, is named.
+        """
         stated: Resources = {kind: dict(named) for kind, named in (self.resources or {}).items()}
-        if self._gets_gpus:
+        # A slice of a GPU has a name of its own, such as nvidia.com/mig-1g.10gb.
+        named = {name for kind in stated.values() for name in kind if name.startswith(_GPU_VENDOR)}
+        if self._gets_gpus and named <= {_GPU}:
             # Kubernetes takes a limit for a request, but no request without a limit.
             count = stated.get("requests", {}).get(_GPU, 1)
             stated["limits"] = {_GPU: count, **stated.get("limits", {})}

@@ -36,9 +36,9 @@ def plan(*, night: bool = False) -> Plan:
     return make_plan(parse_sweep(SWEEP, where="x"), surroundings(), night=night)
 
 
-def opened(home: Home, label: str | None = None) -> Round:
+def opened(home: Home, label: str | None = None, target: str = "local") -> Round:
     sweep = parse_sweep(SWEEP, where="x")
-    return open_round(home, sweep, SWEEP, target="local", fresh=True, label=label)[0]
+    return open_round(home, sweep, SWEEP, target=target, fresh=True, label=label)[0]
 
 
 def measured(round_: Round, runs: list[PlannedRun], outcome: str = "ok") -> None:
@@ -67,15 +67,17 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def needs(disk: list[int], home: Home, runs: int, plan_: Plan, **wishes: object) -> None:
+def needs(
+    disk: list[int], home: Home, runs: int, plan_: Plan, target: str = "local", **wishes: object
+) -> None:
     """Assert that a measuring needs the disk of so many runs, none of them where it is none."""
     asked = Wishes(**wishes)  # type: ignore[arg-type]
     disk[0] = 2 * SIZE * runs + (SPARE_BYTES if runs else 0)
-    need_disk(home, plan_, asked)
+    need_disk(home, plan_, target, asked)
     if runs:
         disk[0] -= 1
         with pytest.raises(BadInput, match=f"for the bundles of {runs} missing runs of sweep"):
-            need_disk(home, plan_, asked)
+            need_disk(home, plan_, target, asked)
 
 
 def test_a_measuring_needs_the_disk_of_what_is_missing_in_its_round(
@@ -106,3 +108,12 @@ def test_a_night_needs_the_disk_of_its_own_round_and_of_its_sentinel(
     needs(disk, home, 5, night, night=LABEL)
     measured(opened(home, LABEL), runs[:4])
     needs(disk, home, 1, night, night=LABEL)
+
+
+def test_a_round_on_a_profile_from_a_file_is_known_by_what_was_given(
+    disk: list[int], home: Home
+) -> None:
+    """A round holds the path, a plan the profile's name."""
+    measured(opened(home, target="mine/local.yaml"), [*plan().runs()])
+    needs(disk, home, 0, plan(), target="mine/local.yaml")
+    needs(disk, home, 3, plan(), target="local")

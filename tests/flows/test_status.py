@@ -274,6 +274,19 @@ def test_a_round_that_was_measured_with_earlier_pins_needs_no_hand_if_it_was_who
     assert len(needs(capsys)) == (1 if missing else 0)
 
 
+def test_a_round_that_goes_on_with_other_pins_is_unfinished_until_all_is_measured(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = opened(home, TWICE)
+    measured(home, round_)
+    pins_rise(monkeypatch)
+    measured(home, round_, until=1)
+    row = row_of(home, round_)
+    assert (row["runs"], row["finished"], row["left"]) == (2, 1, 1)
+    measured(home, round_)
+    assert row_of(home, round_)["left"] == 0
+
+
 def test_what_was_begun_of_a_round_is_never_called_whole(
     home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

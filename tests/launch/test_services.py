@@ -17,10 +17,10 @@ import pytest
 
 from tasks import files, processes, schedules
 from tasks.home import Home
-from tasks.launch import services, settings, supervisor
+from tasks.launch import services, settings, supervisor, target
 from tasks.plan.sweep import parse_sweep
-from tasks.rounds import open_round
-from warehouse.errors import BadInput, ServiceDown
+from tasks.rounds import Round, open_round
+from warehouse.errors import BadInput, CannotFindOut, ServiceDown
 
 #: A server that answers 200 to everything, with a child as a real one may have.
 SERVER = """
@@ -114,9 +114,31 @@ def test_a_scheduler_without_a_variable_of_its_nights_is_told_and_started_with_i
     services.up(home, progress=quiet)
     second = pids(home)
     assert second["scheduler"] != first["scheduler"]
+    # Another shell, which has one variable more and one less: it would be a bad exchange.
+    schedule(home, webhook_env="HOOK_OF_TEST")
+    schedule(home, name="other", webhook_env="OTHER_HOOK_OF_TEST")
+    monkeypatch.setenv("OTHER_HOOK_OF_TEST", "http://127.0.0.1:9/")
+    with monkeypatch.context() as shell:
+        shell.delenv("HOOK_OF_TEST")
+        services.up(home, progress=told.append)
+        assert pids(home) == second
+        assert services.lacking(home) == {"other": ["OTHER_HOOK_OF_TEST"]}
+    services.up(home, progress=quiet)
+    assert services.lacking(home) == {}
+    second |= {"scheduler": pids(home)["scheduler"]}
     assert second | {"scheduler": 0} == first | {"scheduler": 0}
     assert services.lacking(home) == {}
     services.down(home)
+
+
+CLUSTER = Path(target.PROFILES) / "cluster-a10.yaml"
+
+
+def held_round(home: Home, where: str = "local") -> Round:
+    """Open a round of a small sweep."""
+    points = "[{parallel: 1, number: 1}]"
+    text = f"name: held\nmodel: tiny-qwen3\nexperiments: [{{name: e, points: {points}}}]\n"
+    return open_round(home, parse_sweep(text, where="x"), text, target=where, fresh=False)[0]
 
 
 #: A flow that holds the round whose folder it is given until it is asked to stop.
@@ -137,10 +159,38 @@ with round_.only_flow():
 
 
 @pytest.mark.usefixtures("programs")
+def test_down_says_of_a_flow_that_does_not_end_that_it_goes_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "FLOW_GRACE_S", 0.3)
+    round_ = held_round(home)
+    services.up(home, progress=quiet)
+    with round_.only_flow(), pytest.raises(CannotFindOut, match=f"round {round_.id} \\(process "):
+        services.down(home)
+    services.down(home)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("is_our_prefect", [True, False])
+def test_down_stops_a_clusters_sweep_only_where_it_reports_to_this_prefect(
+    home: Home, is_our_prefect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = held_round(home, str(CLUSTER))
+    ends = services.up(home, progress=quiet)
+    url = ends.prefect_api_url if is_our_prefect else "http://prefect.example.com/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    monkeypatch.setattr(services, "FLOW_GRACE_S", 0.3)
+    with round_.only_flow():
+        assert [one.id for one, _ in services.live_flows(home)] == [round_.id] * is_our_prefect
+        if not is_our_prefect:
+            services.down(home)
+            assert round_.stop_asked() is None
+    services.down(home)
+
+
+@pytest.mark.usefixtures("programs")
 def test_down_has_a_flow_collect_first_while_the_services_answer(home: Home) -> None:
-    points = "[{parallel: 1, number: 1}]"
-    text = f"name: held\nmodel: tiny-qwen3\nexperiments: [{{name: e, points: {points}}}]\n"
-    round_, _ = open_round(home, parse_sweep(text, where="x"), text, target="local", fresh=False)
+    round_ = held_round(home)
     services.up(home, progress=quiet)
     with subprocess.Popen(
         [sys.executable, "-c", FLOW, str(home.root)], stdout=subprocess.PIPE, text=True

@@ -241,6 +241,13 @@ def test_a_run_gets_a_gpu_whatever_else_the_profile_asks_for(
     assert profile.gpus == int(expected["limits"]["nvidia.com/gpu"])
 
 
+def test_a_slice_of_a_gpu_is_asked_for_alone(home: Home) -> None:
+    resources = {"limits": {"nvidia.com/mig-1g.10gb": 1, "memory": "32Gi"}}
+    profile = local_gpu(**CLUSTER, resources=resources)
+    built: Any = target.operation(home, profile, a_cell())
+    assert built["runPatch"]["container"]["resources"] == resources
+
+
 def test_a_run_on_a_clusters_cpus_asks_for_no_gpu() -> None:
     resources = {"limits": {"memory": "8Gi"}}
     profile = local_gpu(**CLUSTER | {"device": "cpu"}, resources=resources)
