@@ -47,8 +47,10 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _DIGEST_END = "@sha256:[0-9a-f]{64}$"
 #: A login before the name of an image, which has no scheme to know an address by.
 _LOGIN = re.compile(r"(?<![^\s'\"])[^\s/@:'\"]+:[^\s/@'\"]+@(?!sha256:)")
-#: Fields of Kubernetes that name a secret instead of holding it (imagePullSecret).
-_NAMES_ONE = re.compile(r"[a-z]Secret$")
+#: What an input with the name of a secret is called. No field of Kubernetes or Polyaxon is here:
+#: ``secret`` is a mapping, and secretName, secretRef and imagePullSecrets say themselves that they
+#: hold none.
+_NAMES_ONE = frozenset({"imagePullSecret", "image_pull_secret"})
 _MAX_SHOWN = 60
 _SILENT = "a restart would hide the first attempt, and podFailurePolicy asks for Never"
 
@@ -530,7 +532,7 @@ def _secret_values(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[
 
 def _is_written_out(name: str, held: object) -> bool:
     """Whether a field of that name holds a secret; YAML reads one of digits only as a number."""
-    if not is_secret_name(name) or _NAMES_ONE.search(name) or isinstance(held, bool):
+    if not is_secret_name(name) or name in _NAMES_ONE or isinstance(held, bool):
         return False
     # So many tokens, or the number of one, are no secret.
     is_count = isinstance(held, int | float) and name.lower().endswith("token")

@@ -132,6 +132,19 @@ def test_a_good_file_has_no_findings(tmp_path: Path) -> None:
             "run.container.env[0]",
             "DB_PASSWORD",
         ),
+        *(
+            (
+                with_run(connections=[{name: "hunter2hunter2"}]),
+                "run.connections[0]",
+                f"the value of {name} is written out",
+            )
+            for name in ("clientSecret", "webhookSecret", "tlsSecret", "secret")
+        ),
+        (
+            component(params={"clientSecret": {"value": "hunter2hunter2"}}),
+            "params",
+            "the value of clientSecret is written out",
+        ),
         (with_container(args=["hf_" + "x" * 34]), "run.container.args[0]", "a Hugging Face token"),
         (with_container(args=["AKIA" + "A" * 16]), "run.container.args[0]", "an AWS key"),
         (
@@ -288,7 +301,15 @@ def test_what_only_looks_like_a_secret_passes(tmp_path: Path) -> None:
     document["run"]["environment"] = {
         "serviceAccountName": "x",
         "imagePullSecrets": ["registry-login"],
+        "imagePullSecret": "registry-login",
     }
+    document["run"]["volumes"] = [
+        {"name": "v", "secret": {"secretName": "registry-login"}},
+        {"name": "w", "csi": {"nodePublishSecretRef": {"name": "registry-login"}}},
+    ]
+    document["inputs"].append(
+        {"name": "image_pull_secret", "type": "str", "value": "registry-login"}
+    )
     found_here = found(tmp_path, document)
     assert [one for one in found_here if "looks like" in one or "is written out" in one] == []
     built = {"cache": {"disable": True}, "params": {"max_token": {"value": 512}}}
