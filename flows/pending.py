@@ -52,17 +52,17 @@ def key_of(run: PlannedRun) -> Key:
 
 
 def never_measured_first(runs: Sequence[PlannedRun], history: History) -> list[PlannedRun]:
-    """Return runs in the order in which a budget is spent on them.
+    """Return runs in the order in which those that a budget buys are started.
 
-    Cells that were never measured come first, then those measured longest ago; the sentinel keeps
-    its places at start, middle and end.
+    Within each repeat cells that were never measured come first, then those measured longest ago.
+    Equals keep their order; the sentinel keeps its places at start, middle and end.
     """
 
-    def last_s(run: PlannedRun) -> float:
+    def turn(run: PlannedRun) -> tuple[int, float]:
         past = history.of(run)
-        return 0.0 if past is None else past.last_at.timestamp()
+        return run.repeat, 0.0 if past is None else past.last_at.timestamp()
 
-    others = iter(sorted((run for run in runs if not run.sentinel), key=last_s))
+    others = iter(sorted((run for run in runs if not run.sentinel), key=turn))
     return [run if run.sentinel else next(others) for run in runs]
 
 

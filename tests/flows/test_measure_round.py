@@ -553,6 +553,20 @@ def test_the_sentinel_keeps_its_places_on_a_budget(make: Callable[..., Context])
     ]  # fmt: skip
 
 
+def test_a_budget_leaves_the_repeats_interleaved(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=1.0)
+    context = make(1, SWEEP.replace("repeats: 1", "repeats: 2"))
+    order = [*context.plan.runs(context.round.seed)]
+    first, second = ([run.cell.label for run in order if run.repeat == n] for n in (1, 2))
+    old = order[0]
+    past = {old.cell.setting_key: Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)}
+    measure_round(on_budget(context, 10.5, history=History(past)))
+    wanted = [[label for label in half if label != old.cell.label] for half in (first, second)]
+    assert began == [*wanted[0], old.cell.label, *wanted[1], old.cell.label]
+
+
 def test_a_stated_order_is_kept_on_a_budget(
     make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
