@@ -11,11 +11,11 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from tasks.plan.plan import PlannedRun
-from tasks.plan.spending import History
 from warehouse.registry import Outcome
 
 #: Waits before the second and the third attempt of a repeat, seconds; there is no fourth in one
@@ -51,16 +51,18 @@ def key_of(run: PlannedRun) -> Key:
     return run.cell.cell_key, run.repeat
 
 
-def never_measured_first(runs: Sequence[PlannedRun], history: History) -> list[PlannedRun]:
+def never_measured_first(
+    runs: Sequence[PlannedRun], last: Mapping[str, datetime]
+) -> list[PlannedRun]:
     """Return runs in the order in which those that a budget buys are started.
 
-    Within each repeat cells that were never measured come first, then those measured longest ago.
-    Equals keep their order; the sentinel keeps its places at start, middle and end.
+    Within each repeat cells that were never measured come first, then those measured longest ago
+    (``last``: :func:`tasks.plan.spending.last_measured`). Equals keep their order; the sentinel
+    keeps its places at start, middle and end.
     """
 
-    def turn(run: PlannedRun) -> tuple[int, float]:
-        past = history.of(run)
-        return run.repeat, 0.0 if past is None else past.last_at.timestamp()
+    def turn(run: PlannedRun) -> tuple[int, datetime]:
+        return run.repeat, last[run.cell.cell_key]
 
     others = iter(sorted((run for run in runs if not run.sentinel), key=turn))
     return [run if run.sentinel else next(others) for run in runs]

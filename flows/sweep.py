@@ -41,7 +41,7 @@ from tasks.measure import (
 )
 from tasks.plan.knowledge import Finished, Knowledge, Known
 from tasks.plan.plan import PlannedRun
-from tasks.plan.spending import History, choose, cost_s
+from tasks.plan.spending import History, choose, cost_s, last_measured
 from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from tasks.witnesses import finished
@@ -178,6 +178,8 @@ class Progress:
     results: list[CellResult]
     faults: list[BaseException] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
+    #: When cells were last measured, by key, as it was before this flow.
+    last: Mapping[str, datetime] = field(default_factory=dict)
     #: What an earlier flow began and this one has not adopted yet.
     begun: set[Key] = field(default_factory=set)
     #: What ended runs took, every attempt: seconds times GPUs, or slot-seconds on a CPU.
@@ -278,7 +280,8 @@ def _begin(context: Context) -> Progress:
     done, known, results = round_.all_finished(), Knowledge(), list[CellResult]()
     begun: list[PlannedRun] = []
     others: list[PlannedRun] = []
-    for run in (*plan.runs(round_.seed), *plan.skipped()):
+    every = [*plan.runs(round_.seed), *plan.skipped()]
+    for run in every:
         if (state := done.get(key_of(run))) is not None:
             results.append(_reused(run, state))
             known.add(finished(home, run.cell, str(state.run_uuid), str(state.outcome)))
@@ -290,10 +293,11 @@ def _begin(context: Context) -> Progress:
         say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
     refused = [run for run in others if run.planned.skipped]
     others = [run for run in others if not run.planned.skipped]
+    last = last_measured(every, context.history)
     # An order that is meant stays; the budget then only says what is left out of it.
     if context.budget_minutes is not None and plan.sweep.order != "stated":
-        others = never_measured_first(others, context.history)
-    progress = Progress(Pending([*begun, *others]), known, results)
+        others = never_measured_first(others, last)
+    progress = Progress(Pending([*begun, *others]), known, results, last=last)
     progress.begun = {key_of(run) for run in begun}
     bought, missing = len(_affordable(context, progress)), len(progress.pending)
     if bought < missing:
@@ -326,7 +330,7 @@ def _affordable(context: Context, progress: Progress) -> list[PlannedRun]:
         key_of(run) for run in waiting if progress.knowledge.known(run) is not None
     }
     costly = [run for run in waiting if key_of(run) not in free]
-    free |= {key_of(run) for run in choose(costly, context.history, left).chosen}
+    free |= {key_of(run) for run in choose(costly, context.history, left, progress.last).chosen}
     return [run for run in waiting if key_of(run) in free]
 
 

@@ -68,22 +68,44 @@ class Choice:
     left_out: tuple[PlannedRun, ...]
 
 
-def choose(runs: Sequence[PlannedRun], history: History, budget_s: float) -> Choice:
+def last_measured(runs: Iterable[PlannedRun], history: History) -> dict[str, datetime]:
+    """Return by cell key when each cell was last measured; the least time if never.
+
+    A line of cells whose frontier is bisected counts as one, measured when any of it was: what a
+    bisection left out has no past of its own, and must not come before what settles it.
+    """
+    lines: dict[object, dict[str, datetime]] = {}
+    for run in runs:
+        past, key = history.of(run), run.cell.cell_key
+        lines.setdefault(_line(run), {})[key] = past.last_at if past else _NEVER
+    return {key: max(line.values()) for line in lines.values() for key in line}
+
+
+def _line(run: PlannedRun) -> object:
+    planned = run.planned
+    if planned.bisect is None or run.sentinel:
+        return run.cell.cell_key
+    server = run.cell.setting.server
+    return planned.experiment, tuple(value for name, value in server if name != planned.bisect)
+
+
+def choose(
+    runs: Sequence[PlannedRun],
+    history: History,
+    budget_s: float,
+    last: Mapping[str, datetime] | None = None,
+) -> Choice:
     """Return the runs that ``budget_s`` (GPU-seconds; slot-seconds on a CPU) buys, whole ones only.
 
     First the sentinel, without which a night cannot be compared, then cells that were never
-    measured, then those measured longest ago. One that no longer fits is passed over for the next:
+    measured, then those measured longest ago (``last``, as :func:`last_measured` returns it of the
+    whole plan where ``runs`` are only a part). One that no longer fits is passed over for the next:
     it comes first again in the next night.
     """
+    measured = last_measured(runs, history) if last is None else last
 
-    def turn(index: int) -> tuple[bool, bool, datetime, int]:
-        past = history.of(runs[index])
-        return (
-            not runs[index].sentinel,
-            past is not None,
-            past.last_at if past else _NEVER,
-            index,
-        )
+    def turn(index: int) -> tuple[bool, datetime, int]:
+        return not runs[index].sentinel, measured[runs[index].cell.cell_key], index
 
     left, chosen = budget_s, set()
     for index in sorted(range(len(runs)), key=turn):

@@ -30,7 +30,7 @@ from tasks.launch.port import RunView
 from tasks.measure import Measuring
 from tasks.plan.knowledge import Finished, Knowledge
 from tasks.plan.plan import PlannedRun, make_plan
-from tasks.plan.spending import History, Past
+from tasks.plan.spending import History, Past, last_measured
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
 from warehouse.errors import CannotFindOut
@@ -301,7 +301,7 @@ def ending_with(
     def one(context: Context, run: PlannedRun, release: Callable[[], None]) -> CellResult:
         how = outcome(run, began.count(run.cell.label))
         began.append(run.cell.label)
-        if how == "ok":
+        if how == "ok" and run.planned.bisect is None:
             release()
         return CellResult(
             run.cell.label,
@@ -548,7 +548,7 @@ def test_the_sentinel_keeps_its_places_on_a_budget(make: Callable[..., Context])
     past = Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)
     history = History({run.cell.setting_key: past for run in (first, others[0], others[2])})
     runs = [at[0], others[0], others[1], at[1], others[2], others[3], at[2]]
-    assert pending.never_measured_first(runs, history) == [
+    assert pending.never_measured_first(runs, last_measured(runs, history)) == [
         at[0], others[1], others[3], at[1], others[0], others[2], at[2],
     ]  # fmt: skip
 
@@ -565,6 +565,35 @@ def test_a_budget_leaves_the_repeats_interleaved(
     measure_round(on_budget(context, 10.5, history=History(past)))
     wanted = [[label for label in half if label != old.cell.label] for half in (first, second)]
     assert began == [*wanted[0], old.cell.label, *wanted[1], old.cell.label]
+
+
+FRONTIER = """
+name: frontier
+model: tiny-qwen3
+repeats: 1
+server: {max_model_len: 2048, enforce_eager: true}
+experiments:
+  - name: e
+    bisect: gpu_memory_utilization
+    vary: {gpu_memory_utilization: [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}
+    points: [{parallel: 1, number: 1}]
+"""
+
+
+@pytest.mark.parametrize("budget", [2.5, 7.5])
+def test_a_budget_starts_the_ends_of_a_bisected_line_before_what_they_settle(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch, budget: float
+) -> None:
+    began = ending_with(monkeypatch, lambda run, tried: "ok", took=1.0)
+    settling(monkeypatch)
+    context = make(1, FRONTIER)
+    ends = [*context.plan.runs(context.round.seed)][:2]
+    # The night before it was the same: what the ends settled was never measured.
+    past = Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)
+    history = History({run.cell.setting_key: past for run in ends})
+    results = measure_round(on_budget(context, budget, history=history))
+    assert sorted(began) == ["e/gpu_memory_utilization=0.2", "e/gpu_memory_utilization=0.8"]
+    assert len(results) == 7
 
 
 def test_a_stated_order_is_kept_on_a_budget(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,16 @@ from testkit.planning import demo, surroundings
 
 from tasks.plan.outlook import Outlook
 from tasks.plan.plan import Plan, make_plan
-from tasks.plan.spending import NO_HISTORY, Choice, History, Past, choose, cost_s, spending
+from tasks.plan.spending import (
+    NO_HISTORY,
+    Choice,
+    History,
+    Past,
+    choose,
+    cost_s,
+    last_measured,
+    spending,
+)
 from tasks.plan.sweep import parse_sweep
 
 SWEEP = """
@@ -64,6 +74,22 @@ def test_a_run_that_no_longer_fits_is_passed_over() -> None:
     history = past(made, {1: 1, 2: 2}, median_s=10.0)
     assert shown(choose(runs, history, 25.0)) == ["32#1", "32#2"]
     assert choose(runs, history, 0).left_out == tuple(runs)
+
+
+def test_a_bisected_line_is_as_old_as_what_was_measured_of_it_last() -> None:
+    made = plan(SWEEP.replace("- name: one", "- name: one\n    bisect: max_num_seqs"))
+    runs, history = [*made.runs()], past(made, {0: 2, 2: 4})
+    assert set(last_measured(runs, history).values()) == {datetime(2026, 11, 4, tzinfo=UTC)}
+    # The ends, which settle what is between, before it.
+    assert sorted(shown(choose(runs, history, 200.0))) == ["16#1", "64#1"]
+    # Of a line, what is left of it when its ends are taken is no older than the whole.
+    (middle,) = (run for run in runs if run.planned is made.cells[1] and run.repeat == 1)
+    other = replace(runs[0], planned=replace(runs[0].planned, bisect=None))
+    last = {
+        middle.cell.cell_key: datetime(2026, 11, 4, tzinfo=UTC),
+        other.cell.cell_key: datetime(2026, 11, 3, tzinfo=UTC),
+    }
+    assert choose([middle, other], history, 100.0, last).chosen == (other,)
 
 
 @settings(deadline=None)
