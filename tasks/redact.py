@@ -78,6 +78,7 @@ _GIVEN = rb"[ \t]*\[?" + _QUOTE + rb")" + _NOTHING
 _NAMES = (b"key", b"passw", b"token", b"secret")
 #: As they stand before a value: most lines of an engine's log speak of tokens.
 _NAMED = re.compile(rb"(?:key|passwd|password|token|secret)(?:[_-]?id)?[\"'\\]*[ \t]*[=:]")
+_KEY = rb"[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
 _A_VALUE = "the value of a key, token or password"
 
 
@@ -105,11 +106,12 @@ SHAPES = (
     _word("a Slack token", rb"xox[abeprs]-[A-Za-z0-9-]{10,}", b"xox"),
     _word("a JSON web token", rb"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
           b"eyj"),
-    # To its end; where that is missing, as far as its lines go on.
+    # To its end; where that is missing, as far as its lines go on. The way to the end is gone once:
+    # it stops where another begins, and what was passed is not gone back over.
     _shape("a private key",
-           rb"()-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-           rb"(?:(?s:.{0,16384}?)-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
-           rb"|(?:(?:\s|\\[nr])+[A-Za-z0-9+/=]{16,})*)", b"-----begin "),
+           rb"()-----BEGIN " + _KEY + rb"(?:(?:[^-]|(?!-----BEGIN |-----END " + _KEY
+           + rb")-){0,16384}+-----END " + _KEY + rb"|(?:(?:\s|\\[nr])+[A-Za-z0-9+/=]{16,})*)",
+           b"-----begin "),
     _shape("a login",
            rb"(?i)(\b(?:bearer|authorization\\?[\"']?\s*[=:]\s*\\?[\"']?(?:token|basic|bearer))\s+)"
            rb"[A-Za-z0-9._~+/=-]{8,}", b"bearer", b"authorization"),

@@ -234,6 +234,32 @@ def test_long_lines_of_anything_are_searched_in_one_go(one: str) -> None:
     assert b"opensesame" not in NONE.clean(line)[0]
 
 
+HEADER = "-----BEGIN PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("one", "each"),
+    [
+        (HEADER, 1),
+        (f"{HEADER}\n{BODY}\n", 1),
+        (f"{HEADER}{BODY} ", 1),
+        (f"{HEADER}-----END", 1),
+        ("-----END PRIVATE KEY-----", 0),
+        ("-----BEGIN A ", 0),
+        ("-----BEGIN PRIVATE KEY ", 0),
+    ],
+)
+def test_a_million_bytes_of_beginnings_of_keys_are_searched(one: str, each: int) -> None:
+    number = 1_000_000 // len(one)
+    assert NONE.clean((one * number).encode())[1] == each * number
+
+
+def test_the_search_for_the_end_of_a_key_stops_at_the_next() -> None:
+    """How far each looks is what makes many of them slow: not as far as an end that they share."""
+    text = f"{HEADER} one " * 500 + KEY.replace("RSA ", "")
+    assert NONE.clean_text(text) == "[redacted] one " * 500 + "[redacted]"
+
+
 def test_shipped_sweeps_hold_none() -> None:
     from flows.shipped import shipped
 
