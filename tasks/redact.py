@@ -58,23 +58,44 @@ _SURE = (
     rb"|(?:auth|access|refresh|bearer|api|hf|hub|hugging_?face|git(?:hub|lab)|bot|session|security"
     rb"|registry|private)[_-]?token)"
 )
+#: A token of a text, as a tokenizer names them, is no secret.
+_TOKEN = rb"(?<!(?:stop|mask|next)[ _])(?<!(?:pad|eos|bos|sep|cls|unk)[ _])(?<!special[ _])token"
 #: Names that logs use for other things too: the value has to look like a secret.
-_VAGUE = rb"(?:(?<![A-Za-z0-9_-])(?:--)?token|(?-i:(?<=[A-Z0-9]_)TOKEN)|secret)"
+_VAGUE = rb"(?:(?:(?<![A-Za-z0-9_-])(?:--)?|(?-i:(?<=[A-Z0-9]_)(?=TOKEN)))" + _TOKEN + rb"|secret)"
 #: A letter and a figure in it; no path, no figure with a unit, no date, no address in memory.
 _MIXED = (
     rb"(?![/~.]|\d+[.]\d|\d+[a-z/%]{1,4}(?!\w)|\d{4}-\d\d-|0x)"
     rb"(?=[\w.~+/%=-]{0,200}\d)(?=[\w.~+/%=-]{0,200}[a-z])[\w.~+/%=-]{8,}"
 )
+#: A type, as the signature of a function in a traceback has it.
+_TYPE = (
+    rb"(?-i:(?:(?:typing|t|pydantic)\.)?"
+    rb"(?:(?:Optional|Union|Annotated|Literal|ClassVar|Final|Callable|Sequence|Iterable|Mapping"
+    rb"|[Tt]ype|[Ll]ist|[Dd]ict|[Tt]uple|[Ss]et)\["
+    rb"|(?:str|bytes|int|float|bool|object|dict|list|Any|None)[=|)]"
+    rb"|Secret(?:Str|Bytes)(?=[ \t]*(?:[^ \t(\w-]|$))))"
+)
 #: What a name has where there is no secret: a figure, a word for nothing, a place for a value.
 _NOTHING = (
     rb"(?!(?:none|null|true|false|empty|redacted|[\d.]+)(?![^\s\"'\\,;\]})])|[<{*\[]"
-    rb"|(?-i:\$[({A-Z_]))"
+    rb"|(?-i:\$[({A-Z_])|" + _TYPE + rb")"
 )
 _CHAR = rb"[^\s\"'\\,;\]}]"
 #: What stands in quotes, or one word.
 _VALUE = rb"(?:(?<=[\"'])[^\"'\\\r\n]{6,}|" + _CHAR + rb"{6,})"
 _QUOTE = rb"(?:\\*[\"'])?"
 _GIVEN = rb"[ \t]*\[?" + _QUOTE + rb")" + _NOTHING
+#: Words that stand where a token would: "Bearer authentication is on".
+_OF_LOGINS = (
+    rb"(?!(?:auth(?:entication|enticated|enticator|ori[sz]ation|ori[sz]ed)|credentials?|challenges?"
+    rb"|mechanism|middleware|protected|protocol|provider|required|requests?|responses?|security"
+    rb"|support|supported|disabled)(?![.]?[\w~+/=-]))"
+)
+#: A line of nsswitch.conf: where accounts are looked up.
+_ACCOUNTS = (
+    rb"passwd:[ \t]+(?:(?:files|compat)\w*[ \t]+(?:systemd|sss|ldap|nis|winbind)\b|compat(?!"
+    + _CHAR + rb"))"
+)  # fmt: skip
 _NAMES = (b"key", b"passw", b"token", b"secret")
 #: As they stand before a value: most lines of an engine's log speak of tokens.
 _NAMED = re.compile(rb"(?:key|passwd|password|token|secret)(?:[_-]?id)?[\"'\\]*[ \t]*[=:]")
@@ -114,7 +135,7 @@ SHAPES = (
            b"-----begin "),
     _shape("a login",
            rb"(?i)(\b(?:bearer|authorization\\?[\"']?\s*[=:]\s*\\?[\"']?(?:token|basic|bearer))\s+)"
-           rb"[A-Za-z0-9._~+/=-]{8,}", b"bearer", b"authorization"),
+           + _OF_LOGINS + rb"[A-Za-z0-9._~+/=-]{8,}", b"bearer", b"authorization"),
     _shape("a login in an address",
            rb"(?i)(\b[a-z][a-z0-9+.-]{0,30}://)[^\s/\"'@:\\]*:(?!\{\{)[^\s/\"'@\\]+(?=@)", b"://"),
     _shape("a signed address",
@@ -124,8 +145,8 @@ SHAPES = (
     # no option (--api-key: expected one argument).
     _shape(_A_VALUE, rb"(?i)((?:" + _SURE + rb"|secret)" + _QUOTE + rb"[ \t]*=" + _GIVEN + _VALUE,
            *_NAMES, hint=_NAMED),
-    _shape(_A_VALUE, rb"(?i)((?<![\w./-])(?!-)[\w.-]*" + _SURE + _QUOTE + rb"[ \t]*:" + _GIVEN
-           + _VALUE, *_NAMES, hint=_NAMED),
+    _shape(_A_VALUE, rb"(?i)((?<![\w./-])(?!-|" + _ACCOUNTS + rb")[\w.-]*" + _SURE + _QUOTE
+           + rb"[ \t]*:" + _GIVEN + _VALUE, *_NAMES, hint=_NAMED),
     _shape(_A_VALUE, rb"(?i)(" + _VAGUE + _QUOTE + rb"[ \t]*[=:]" + _GIVEN + _MIXED,
            *_NAMES, hint=_NAMED),
     # --NAME VALUE, in a printed list of arguments too; no name of a value as in a usage line.

@@ -37,6 +37,8 @@ EACH = [
     ("a JSON web token", "got eyJhbGciOiJI.eyJzdWIiOiIx.c2ln", "eyJzdWIiOiIx"),
     ("a private key", KEY, BODY),
     ("a login", "authorization: Bearer abcdef0123456789", "abcdef0123456789"),
+    ("a login", "got Bearer authentication-9f8e7d", "9f8e7d"),
+    ("a login", "got Bearer required9f8e7d", "9f8e7d"),
     ("a login in an address", "https://me:hunter2@registry.invalid/v2", "hunter2"),
     ("a signed address", "/file?X-Amz-Signature=0123456789abcdef&a=b", "0123456789abcdef"),
     *(
@@ -54,6 +56,16 @@ EACH = [
             ("--api-key=supersecretvalue", "supersecretvalue"),
             ('  "password": "correct horse"', "horse"),
             ("spring.datasource.password: opensesame", "opensesame"),
+            # What begins like a type, a word or a line of accounts, and is none.
+            ("password: str0ngEnough, api_key: listless", "str0ngEnough"),
+            ('"password": "SecretStr horse"', "horse"),
+            ("hf_token: Optional-opensesame", "opensesame"),
+            ("passwd: files1234", "files1234"),
+            ("passwd: compat-99 systemd", "compat-99"),
+            ("db.passwd: files1234 systemd", "files1234"),
+            ("next page token: abc123def", "abc123def"),
+            ("pad --token=abc123def", "abc123def"),
+            ("stop secret: abc123def", "abc123def"),
         )
     ),
 ]
@@ -110,6 +122,19 @@ def test_a_secret_of_a_known_form_is_taken_out(line: str, secret: str) -> None:
         "password: ${DB_PASSWORD} --api-key=$(VLLM_API_KEY) api_key={{ key }} hf_token=<yours>",
         "password:\nsomething on the next line",
         "hf_config_path=None, hf_overrides={}, hf_token=None, sk-learn, xoxo",
+        "def load(self, hf_token: Optional[str] = None, revision: Optional[str] = None) -> None:",
+        "api_key: Optional[List[str]] = None, auth_token: typing.Union[str, None] = None",
+        "api_key: list[str] | None, password: 'Optional[str]' = None, hf_token: Annotated[str, 1]",
+        "f(api_key: str=None, password: None|str=None, hf_token: Any)->None, secret: str",
+        "    api_key: SecretStr = Field(None), password: SecretStr | None, api_key: SecretStr",
+        "stop token: im_end_20240101, pad token: endoftext12345678, PAD_TOKEN=endoftext12345678",
+        *(
+            f"{name} token: im_end_20240101"
+            for name in ("eos", "bos", "Special", "unk", "mask", "next", "sep", "cls")
+        ),
+        "Bearer authentication enabled, bearer credentials. Bearer authorization, bearer required",
+        "passwd: files1234 systemd",
+        "passwd:         compat systemd\npasswd: compat",
     ],
 )
 def test_evidence_is_left_alone(line: str) -> None:
