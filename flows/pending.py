@@ -74,6 +74,8 @@ class Pending:
     def __init__(self, runs: Iterable[PlannedRun]) -> None:
         self._waiting: deque[tuple[float, PlannedRun]] = deque((0.0, run) for run in runs)
         self._tries: dict[Key, int] = {}
+        #: How often the runs changed.
+        self.changes = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -94,6 +96,7 @@ class Pending:
             for index, (due, run) in enumerate(self._waiting):
                 if due <= moment and (among is None or key_of(run) in among):
                     del self._waiting[index]
+                    self.changes += 1
                     return run
         return None
 
@@ -107,6 +110,7 @@ class Pending:
             self._tries[key] = tried + 1
             wait = RETRY_AFTER_S[tried]
             self._waiting.append((time.monotonic() + wait, run))
+            self.changes += 1
             return wait
 
 

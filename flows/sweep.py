@@ -54,6 +54,8 @@ RUNNER = cast("TaskRunner[PrefectFuture[Any]]", ThreadPoolTaskRunner(max_workers
 #: How long an interrupted flow waits for its runs to stop and to be collected.
 WIND_UP_S = 300.0
 SLOT_POLL_S = 0.1
+#: In such steps a run that takes longer than estimated is charged to a budget, seconds.
+OVERRUN_STEP_S = 5.0
 #: So many cells that are measured already are told by name.
 REUSED_TOLD = 20
 #: Name of the flow run's state when everything was measured, but not all came out as expected.
@@ -169,6 +171,11 @@ class Started:
         return not cast("State[str]", wrapped.result()).is_completed()
 
 
+#: All that decides what a budget buys: how often the waiting runs changed, how many results there
+#: are (what they settle is known before), and the seconds that are left.
+Grounds = tuple[int, int, float]
+
+
 @dataclass(slots=True)
 class Progress:
     """What the main thread and the cells' threads of one flow share."""
@@ -184,6 +191,9 @@ class Progress:
     begun: set[Key] = field(default_factory=set)
     #: What ended runs took, every attempt: seconds times GPUs, or slot-seconds on a CPU.
     spent_s: float = 0.0
+    #: What the budget buys and by what that was found (:func:`_affordable`), by one at a time.
+    affordable: tuple[Grounds, dict[Key, PlannedRun]] | None = None
+    choosing: threading.Lock = field(default_factory=threading.Lock)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def settle(self, result: CellResult, ended: Finished) -> None:
@@ -244,7 +254,8 @@ def _standing(context: Context, progress: Progress) -> Standing:
     going = [one for one in progress.started if not one.future.wrapped_future.done()]
     results = list(progress.results)
     moment = time.monotonic()
-    waiting = _affordable(context, progress)
+    affordable = _affordable(context, progress)
+    waiting = progress.pending.runs() if affordable is None else affordable.values()
     left = sum(run.planned.estimate_s for run in waiting) + sum(
         max(0.0, one.run.planned.estimate_s - (moment - one.since_s)) for one in going
     )
@@ -293,15 +304,15 @@ def _begin(context: Context) -> Progress:
         say(f"  ... and {len(results) - REUSED_TOLD} more measured already")
     refused = [run for run in others if run.planned.skipped]
     others = [run for run in others if not run.planned.skipped]
-    last = last_measured(every, context.history)
+    last = {} if context.budget_minutes is None else last_measured(every, context.history)
     # An order that is meant stays; the budget then only says what is left out of it.
-    if context.budget_minutes is not None and plan.sweep.order != "stated":
+    if last and plan.sweep.order != "stated":
         others = never_measured_first(others, last)
     progress = Progress(Pending([*begun, *others]), known, results, last=last)
     progress.begun = {key_of(run) for run in begun}
-    bought, missing = len(_affordable(context, progress)), len(progress.pending)
-    if bought < missing:
-        say(f"  by estimate, {_budget(context)} buys {bought} of {missing} missing runs")
+    bought, missing = _affordable(context, progress), len(progress.pending)
+    if bought is not None and len(bought) < missing:
+        say(f"  by estimate, {_budget(context)} buys {len(bought)} of {missing} missing runs")
     results += [record_infeasible(context, run) for run in refused]
     return progress
 
@@ -311,27 +322,40 @@ def _budget(context: Context) -> str:
     return f"the budget of {context.budget_minutes:g} {unit}-minutes"
 
 
-def _affordable(context: Context, progress: Progress) -> list[PlannedRun]:
-    """Return the waiting runs that may still be started: all where there is no budget.
+def _affordable(context: Context, progress: Progress) -> dict[Key, PlannedRun] | None:
+    """Return the waiting runs that may still be started; ``None`` without a budget: all may.
 
-    By what ended runs took, and what those that go on and those that wait take by estimate. What
-    an earlier flow began is adopted whatever it costs; what finished runs settle costs nothing.
+    By what ended runs took, and what those that go on and those that wait take by estimate. Asked
+    many times a second of thousands of runs, hence found anew only on other grounds.
     """
-    waiting = progress.pending.runs()
     if context.budget_minutes is None:
-        return waiting
-    moment = time.monotonic()
-    going = [one for one in progress.started if not one.future.wrapped_future.done()]
-    adopted = [run for run in waiting if key_of(run) in progress.begun]
-    left = context.budget_minutes * 60 - progress.spent_s
-    left -= sum(one.cost_s(context.history, moment) for one in going)
-    left -= sum(cost_s(run, context.history) for run in adopted)
-    free = progress.begun | {
-        key_of(run) for run in waiting if progress.knowledge.known(run) is not None
-    }
-    costly = [run for run in waiting if key_of(run) not in free]
-    free |= {key_of(run) for run in choose(costly, context.history, left, progress.last).chosen}
-    return [run for run in waiting if key_of(run) in free]
+        return None
+    # Runs that take longer than estimated eat into the budget in steps, not all the time.
+    moment = time.monotonic() // OVERRUN_STEP_S * OVERRUN_STEP_S
+    with progress.choosing:
+        going = [one for one in progress.started if not one.future.wrapped_future.done()]
+        left = context.budget_minutes * 60 - progress.spent_s
+        left -= sum(one.cost_s(context.history, moment) for one in going)
+        # Looked at before what they stand for: what changes meanwhile makes others of them.
+        grounds = (progress.pending.changes, len(progress.results), left)
+        if progress.affordable is None or progress.affordable[0] != grounds:
+            progress.affordable = (grounds, _bought(context, progress, left))
+        return progress.affordable[1]
+
+
+def _bought(context: Context, progress: Progress, left: float) -> dict[Key, PlannedRun]:
+    """Return the waiting runs that ``left`` seconds of the budget buy.
+
+    What an earlier flow began is adopted whatever it costs; what finished runs settle costs
+    nothing.
+    """
+    waiting = {key_of(run): run for run in progress.pending.runs()}
+    adopted = progress.begun & waiting.keys()
+    left -= sum(cost_s(waiting[key], context.history) for key in adopted)
+    known = progress.knowledge.known
+    costly = [run for key, run in waiting.items() if key not in adopted and known(run) is None]
+    out = {key_of(run) for run in choose(costly, context.history, left, progress.last).left_out}
+    return {key: run for key, run in waiting.items() if key not in out}
 
 
 def _next(progress: Progress, context: Context) -> PlannedRun | None:
@@ -352,9 +376,10 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
                 )
                 return None
             # What goes on may take less than its estimate: only then the budget is spent.
-            if not goes_on and _is_spent(context, progress):
+            affordable = _affordable(context, progress)
+            if not goes_on and _is_spent(context, progress, affordable):
                 return None
-            if (run := _take(context, progress)) is not None:
+            if (run := progress.pending.take(affordable)) is not None:
                 if not _is_to_be_started(context, progress, run):
                     continue
                 if (full := _disk_is_full(context, run)) is not None:
@@ -365,21 +390,17 @@ def _next(progress: Progress, context: Context) -> PlannedRun | None:
     return None
 
 
-def _is_spent(context: Context, progress: Progress) -> bool:
+def _is_spent(
+    context: Context, progress: Progress, affordable: Mapping[Key, PlannedRun] | None
+) -> bool:
     """Whether runs wait and the budget buys none of them; notes that it ends the flow."""
-    if context.budget_minutes is None or _affordable(context, progress):
+    if affordable is None or affordable:
         return False
     context.measuring.budget_spent = True
     context.measuring.ended_early = (
         f"{_budget(context)}, of which {progress.spent_s / 60:.1f} are spent"
     )
     return True
-
-
-def _take(context: Context, progress: Progress) -> PlannedRun | None:
-    if context.budget_minutes is None:
-        return progress.pending.take()
-    return progress.pending.take({key_of(run) for run in _affordable(context, progress)})
 
 
 def _is_to_be_started(context: Context, progress: Progress, run: PlannedRun) -> bool:

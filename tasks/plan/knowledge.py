@@ -139,8 +139,10 @@ _Rest = tuple[object, ...]
 class Knowledge:
     """What the finished runs of one round settle; :meth:`add` each as it ends."""
 
-    #: (rule, rest) -> the failure that reaches furthest.
-    _failed: dict[tuple[int, _Rest], Finished] = field(default_factory=dict, init=False)
+    #: For each rule: rest -> the failure that reaches furthest.
+    _failed: list[dict[_Rest, Finished]] = field(
+        default_factory=lambda: [{} for _ in RULES], init=False
+    )
     #: rest -> the runs that worked at the lowest and the highest value.
     _worked: dict[_Rest, tuple[Finished, Finished]] = field(default_factory=dict, init=False)
 
@@ -160,9 +162,9 @@ class Knowledge:
                     for same_load in (False, True):
                         self._add_worked(one, axis, same_load=same_load)
         elif one.outcome in (Outcome.REFUSED, Outcome.OOM):
-            for number, rule in enumerate(RULES):
+            for rule, failed in zip(RULES, self._failed, strict=True):
                 if one.failure in rule.types and _applies(rule, one.cell):
-                    self._add_failed(one, number, rule)
+                    _add_failed(one, rule, failed)
 
     def _add_worked(self, one: Finished, axis: str, *, same_load: bool) -> None:
         rest = _rest(one.cell, axis, same_load=same_load)
@@ -174,12 +176,6 @@ class Knowledge:
             high = one
         self._worked[rest] = (low, high)
 
-    def _add_failed(self, one: Finished, number: int, rule: Rule) -> None:
-        key = (number, _rest(one.cell, rule.axis, same_load=rule.same_load))
-        before = self._failed.get(key)
-        if before is None or _reaches(rule, _of(one, rule.axis), _of(before, rule.axis)):
-            self._failed[key] = one
-
     def known(self, run: PlannedRun) -> Known | None:
         """Return the outcome of a run that need not be started, or ``None``.
 
@@ -189,18 +185,18 @@ class Knowledge:
         planned = run.planned
         if run.sentinel or planned.cell.expect is not None:
             return None
-        failing = next(self._failing(planned.cell), None)
+        failing = next(self._failing(planned.cell), None) if any(self._failed) else None
         if failing is None and planned.bisect is not None and planned.infeasible is None:
             return self._working(planned.cell, planned.bisect)
         return failing
 
     def _failing(self, cell: Cell) -> Iterator[Known]:
-        for number, rule in enumerate(RULES):
-            value = _value(cell, rule.axis)
+        for rule, failed in zip(RULES, self._failed, strict=True):
+            value = _value(cell, rule.axis) if failed else None
             if value is None or not _applies(rule, cell):
                 continue
             rest = _rest(cell, rule.axis, same_load=rule.same_load)
-            witness = self._failed.get((number, rest))
+            witness = failed.get(rest)
             if witness is None or not _reaches(rule, _of(witness, rule.axis), value):
                 continue
             if self._contradicted(rule, rest, _of(witness, rule.axis)):
@@ -222,7 +218,7 @@ class Knowledge:
 
     def _working(self, cell: Cell, axis: str) -> Known | None:
         value = _value(cell, axis)
-        worked = self._worked.get(_rest(cell, axis, same_load=True))
+        worked = self._worked.get(_rest(cell, axis, same_load=True)) if self._worked else None
         if value is None or worked is None:
             return None
         low, high = worked
@@ -237,12 +233,20 @@ class Knowledge:
         return Known(Outcome.OK, said, high.run_uuid)
 
     def _fails_within(self, cell: Cell, axis: str, bottom: float, top: float) -> bool:
-        for number, rule in enumerate(RULES):
-            key = (number, _rest(cell, axis, same_load=rule.same_load))
-            failed = self._failed.get(key) if rule.axis == axis else None
-            if failed is not None and bottom <= _of(failed, axis) <= top:
+        for rule, failed in zip(RULES, self._failed, strict=True):
+            if rule.axis != axis or not failed:
+                continue
+            witness = failed.get(_rest(cell, axis, same_load=rule.same_load))
+            if witness is not None and bottom <= _of(witness, axis) <= top:
                 return True
         return False
+
+
+def _add_failed(one: Finished, rule: Rule, failed: dict[_Rest, Finished]) -> None:
+    rest = _rest(one.cell, rule.axis, same_load=rule.same_load)
+    before = failed.get(rest)
+    if before is None or _reaches(rule, _of(one, rule.axis), _of(before, rule.axis)):
+        failed[rest] = one
 
 
 def _value(cell: Cell, axis: str) -> float | None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from tasks.launch.port import RunView
 from tasks.measure import Measuring
 from tasks.plan.knowledge import Finished, Knowledge
 from tasks.plan.plan import PlannedRun, make_plan
-from tasks.plan.spending import History, Past, last_measured
+from tasks.plan.spending import Choice, History, Past, choose, last_measured
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
 from warehouse.errors import CannotFindOut
@@ -594,6 +595,63 @@ def test_a_budget_starts_the_ends_of_a_bisected_line_before_what_they_settle(
     results = measure_round(on_budget(context, budget, history=history))
     assert sorted(began) == ["e/gpu_memory_utilization=0.2", "e/gpu_memory_utilization=0.8"]
     assert len(results) == 7
+
+
+def test_what_a_budget_buys_is_found_anew_only_on_other_grounds(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = [0.0], list[float]()
+
+    def counted(*arguments: Any) -> Choice:
+        asked.append(clock[0])
+        return choose(*arguments)
+
+    monkeypatch.setattr(sweep, "choose", counted)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    context = on_budget(make(1), 2.5)
+    progress = sweep._begin(context)
+
+    def found_anew() -> bool:
+        asked.clear()
+        sweep._affordable(context, progress)
+        return bool(asked)
+
+    assert not found_anew()
+    run = progress.pending.take()
+    assert run is not None
+    assert found_anew()
+    future: Future[State[str]] = Future()
+    one: Any = Submitted(future)
+    progress.started.append(Started(run, one, threading.Event(), since_s=0.0))
+    assert found_anew()
+    clock[0] = run.planned.estimate_s / 2  # takes what was estimated
+    assert not found_anew()
+    clock[0] = 200 * sweep.OVERRUN_STEP_S  # takes longer
+    assert found_anew()
+    clock[0] += sweep.OVERRUN_STEP_S / 2
+    assert not found_anew()
+    clock[0] += sweep.OVERRUN_STEP_S / 2
+    assert found_anew()
+    progress.spend(run, 10.0)
+    assert found_anew()
+    progress.pending.again(run)
+    assert found_anew()
+    result = CellResult(run.cell.label, 1, "u", "ok", as_expected=True, reused=False)
+    progress.settle(result, Finished("u", run.cell, "ok"))
+    assert found_anew()
+    future.set_result(Completed())
+    assert found_anew()
+    assert not found_anew()
+
+
+def test_without_a_budget_nothing_is_asked_of_it(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("choose", "last_measured", "never_measured_first", "_bought"):
+        monkeypatch.delattr(sweep, name)
+    began = ending_with(monkeypatch, lambda run, tried: "ok")
+    measure_round(make(1))
+    assert len(began) == 5
 
 
 def test_a_stated_order_is_kept_on_a_budget(

@@ -269,3 +269,11 @@ def test_what_is_foreseen_goes_by_prediction_or_by_the_worst() -> None:
     assert len(foreseen(made.runs(), at_worst)) == 6
     falling = sorted(made.runs(), key=lambda r: -r.cell.setting.server.gpu_memory_utilization)
     assert len(foreseen(falling, at_worst)) == 2
+
+
+def test_nothing_is_looked_up_while_nothing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of waiting runs are asked for at every start."""
+    first, other, *_ = runs(plan("gpu_memory_utilization"))
+    knowledge = Knowledge.of([Finished("a", first.cell, "ok")])
+    monkeypatch.delattr("tasks.plan.knowledge._rest")
+    assert knowledge.known(other) is None
