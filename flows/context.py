@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from flows.output import say
 from flows.shipped import beside, find_sweep, shipped_model
@@ -362,6 +363,15 @@ def _point_at_embedded(environment: Mapping[str, str]) -> None:
     """Point Polyaxon's client at the embedded server; where the user's own login is stays known."""
     os.environ.setdefault(access.LOGIN_VARIABLE, str(access.login_folder(os.environ)))
     os.environ.update(environment)
+
+
+def given_target(name: str) -> str:
+    """Return a target that means the same from any folder: a profile's file by its full path.
+
+    A round is known by it, and `stop`, `logs` and `status` have to find the profile again.
+    """
+    is_file = name not in target.names() and Path(name).is_file()
+    return str(Path(name).resolve()) if is_file else name
 
 
 def target_of(home: Home, run_uuid: str) -> str:

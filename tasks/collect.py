@@ -26,7 +26,7 @@ from tasks.causes import transient_cause
 from tasks.clock import Clock
 from tasks.files import read_json
 from tasks.home import Home
-from tasks.launch.port import PolyaxonPort, RunView
+from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
 from tasks.outcome import decide_outcome
 from tasks.plan.plan import PlannedRun
 from tasks.redact import Secrets, clean_folder
@@ -188,6 +188,8 @@ def _fetch(
             port.fetch(view.uuid, folder)
         except ServiceDown:
             raise
+        except RunUnknown as error:
+            return None, [f"its outputs went with it: {error}"]
         except CannotFindOut:
             if left <= 0:
                 raise
@@ -365,7 +367,10 @@ def _add_plan(
 
 def _add_polyaxon(folder: Path, port: PolyaxonPort, view: RunView) -> None:
     """Write the compiled operation and the run's history as Polyaxon holds them."""
-    content = port.content(view.uuid)
+    try:
+        content = port.content(view.uuid)
+    except RunUnknown:
+        content = ""
     try:
         operation: object = json.loads(content)
     except ValueError:

@@ -7,6 +7,7 @@ right after. Nothing here knows Prefect, a log line or a table.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -277,7 +278,8 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
                 if not measuring.stop.is_set():
                     measuring.round.note_deadline(view.uuid, reason, began=wait.started is not None)
                 uuid = view.uuid
-                patiently(measuring, lambda: measuring.port.stop(uuid))  # noqa: B023
+                with contextlib.suppress(RunUnknown):  # deleted: seen below
+                    patiently(measuring, lambda: measuring.port.stop(uuid))  # noqa: B023
                 stop_until = moment + run.cell.limits.stop_s + STOP_GRACE_S
         elif moment > stop_until:
             raise CannotFindOut(
@@ -289,10 +291,18 @@ def wait_until_final(measuring: Measuring, run: PlannedRun, view: RunView) -> Ru
             measuring.stop.wait(measuring.poll_s)
         else:
             time.sleep(measuring.poll_s)
-        uuid = view.uuid
-        view = patiently(measuring, lambda: measuring.port.view(uuid))  # noqa: B023
+        view = _seen_again(measuring, view)
     _stop_doubles(measuring, run, view)
     return view
+
+
+def _seen_again(measuring: Measuring, view: RunView) -> RunView:
+    """Return the run as it now is; one that was deleted in Polyaxon has failed, not its sweep."""
+    try:
+        return patiently(measuring, lambda: measuring.port.view(view.uuid))
+    except RunUnknown:
+        words = "the run was deleted in Polyaxon"
+        return replace(view, status="failed", is_final=True, reason="Deleted", message=words)
 
 
 def _stop_doubles(measuring: Measuring, run: PlannedRun, view: RunView) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from testkit.planning import surroundings
@@ -18,7 +19,7 @@ from tasks.bundle import Bundle
 from tasks.canonical import sha256_file
 from tasks.collect import Origin
 from tasks.home import Home
-from tasks.launch.port import Condition, RunView
+from tasks.launch.port import Condition, RunUnknown, RunView
 from tasks.plan.plan import make_plan
 from tasks.plan.sweep import parse_sweep
 from tasks.rounds import RepeatState, open_round
@@ -198,6 +199,21 @@ def test_a_run_that_the_flow_stopped_is_not_one_that_a_user_stopped(
     sealed = collected(FakePolyaxon(), status, deadline=("too long", began))
     assert tuple(sealed.manifest[key] for key in ("outcome", "phase", "message")) == wanted
     assert sealed.manifest["transient_cause"] is None
+
+
+def test_a_run_deleted_in_polyaxon_is_sealed_as_lost(
+    collected: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> Any:
+        raise RunUnknown("no such run")
+
+    port = FakePolyaxon()
+    for asked in ("fetch", "content", "logs", "log_outputs"):
+        monkeypatch.setattr(port, asked, gone)
+    sealed = collected(port, "failed", reason="Deleted")
+    assert sealed.manifest["outcome"] == "lost"
+    assert "no such run" in str(sealed.manifest["incomplete"])
+    assert bundle.verify(sealed.folder) == []
 
 
 def test_outputs_that_are_written_in_place_are_not_waited_for(

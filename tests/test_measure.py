@@ -310,6 +310,17 @@ def test_a_status_is_asked_for_as_often_as_the_profile_says(make: Make) -> None:
     assert set(waited) == {7.0}
 
 
+def test_a_run_deleted_in_polyaxon_has_failed(make: Make) -> None:
+    port = FakePolyaxon()
+    measuring, run = make(port)
+    view, _ = find_or_create(measuring, run)
+    del port.runs[view.uuid]
+    found = wait_until_final(measuring, run, view)
+    assert (found.status, found.is_final, found.reason) == ("failed", True, "Deleted")
+    measuring.stop.set()  # and a stop of it is none
+    assert wait_until_final(measuring, run, view).reason == "Deleted"
+
+
 def test_a_stop_request_stops_the_run_and_waits_for_its_end(make: Make) -> None:
     port = FakePolyaxon(script={"*": ["running"] * 5})
     measuring, run = make(port)

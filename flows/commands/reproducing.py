@@ -46,9 +46,11 @@ def reproduce(
 
     Example: `memsweep reproduce latest`
     """
+    from flows.context import given_target
+
     home = Home.find()
     first = _original(home, run)
-    where = target or first.target
+    where = given_target(target or first.target)
     path = str(reproduction.write_sweep(home, first, repeats=repeats))
     sweep = _read(path)
     _refuse(home, sweep, first, where, prepared=False)

@@ -119,12 +119,20 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     ``wishes`` are the parameters of :func:`flows.sweep.measure_sweep` after sweep and target.
     """
     from flows.commands.planning import show
-    from flows.context import Wishes, need_disk, prepare, read_sweep, surroundings, use
+    from flows.context import (
+        Wishes,
+        given_target,
+        need_disk,
+        prepare,
+        read_sweep,
+        surroundings,
+        use,
+    )
     from tasks.launch.lint import before_submit
     from tasks.launch.target import load
     from tasks.plan.plan import make_plan
 
-    home = Home.find()
+    home, target = Home.find(), given_target(target)
     # Bad input is found before anything is installed or started.
     parsed, _ = read_sweep(sweep)
     keep = bool(wishes.get("keep_infeasible"))
@@ -145,7 +153,11 @@ def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bo
     from flows.sweep import measure_sweep
 
     _quiet_prefect()
-    state = measure_sweep(sweep, target, **wishes, return_state=True)
+    try:
+        state = measure_sweep(sweep, target, **wishes, return_state=True)
+    except KeyboardInterrupt:
+        say(f"sweep {parsed.name}: interrupted, what exists is collected; the same call goes on")
+        raise
     if unexpected := not_as_expected(state):
         return f"sweep {parsed.name}: {unexpected}"
     say(state.message or "")
@@ -185,7 +197,8 @@ def _quiet_prefect() -> None:
 
     def without_traceback(record: logging.LogRecord) -> bool:
         record.exc_info = record.exc_text = None
-        return True
+        # Ctrl-C is no crash; what it did is said by us.
+        return "aborted by an interrupt signal" not in record.getMessage()
 
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(without_traceback)
@@ -264,7 +277,9 @@ def _stop_rounds(home: Home, rounds: list[Round], *, after_current: bool) -> boo
         say(f"{round_.id}: stop asked of process {round_.holder()}")
     orphaned = [round_ for round_ in rounds if round_ not in busy]
     stopped = [
-        _stop_orphans(home, target, [one for one in orphaned if one.target == target])
+        _stop_orphans(
+            home, target, [one for one in orphaned if one.target == target], after_current
+        )
         for target in sorted({one.target for one in orphaned if _goes_on(one)})
     ]
     _refuse_what_nobody_can_stop(home, orphaned)
@@ -275,8 +290,11 @@ def _goes_on(round_: Round) -> bool:
     return any(state.outcome is None for state in round_.states())
 
 
-def _stop_orphans(home: Home, target: str, rounds: list[Round]) -> bool:
-    """Stop what goes on of these rounds, which no flow measures, on their target's server."""
+def _stop_orphans(home: Home, target: str, rounds: list[Round], after_current: bool) -> bool:
+    """Stop what goes on of these rounds, which no flow measures, on their target's server.
+
+    ``after_current``: no further one would be started, so they are only told.
+    """
     from flows.context import port_of
     from tasks.launch import services
     from tasks.launch import target as targets
@@ -287,6 +305,11 @@ def _stop_orphans(home: Home, target: str, rounds: list[Round]) -> bool:
     ids = {round_.id for round_ in rounds}
     left = [view for view in port.active() if view.meta_info.get("round") in ids]
     for view in left:
+        if after_current:
+            say(
+                f"run {view.uuid}: goes on; its flow is gone, the next run of the sweep collects it"
+            )
+            continue
         port.stop(view.uuid)
         say(f"run {view.uuid}: stop asked; its flow is gone, the next run of the sweep collects it")
     return bool(left)

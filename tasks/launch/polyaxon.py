@@ -595,7 +595,10 @@ def _short(error: BaseException) -> str:
     if isinstance(reason, Exception):  # urllib3 wraps the fault into a paragraph about retries.
         error = reason
     body = getattr(error, "body", None)
-    text = body if isinstance(body, str) and body and len(body) < 500 else str(error)
+    # The text of the client's own errors is the whole answer with its headers.
+    text = reason if isinstance(reason, str) and reason else str(error)
+    if isinstance(body, str) and body and len(body) < 500:
+        text = body
     return " ".join(f"{type(error).__name__}: {text}".split())[:300]
 
 

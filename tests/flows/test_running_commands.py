@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.exceptions import FailedRun
 from prefect.states import Cancelled, Completed, Failed
+from testkit.polyaxon import FakePolyaxon
 
-from flows import cli, sweep
+from flows import cli, context, sweep
 from flows.commands.running import not_as_expected
 from flows.context import Context, Wishes
 from flows.sweep import measure_in_flow
@@ -129,3 +131,31 @@ def test_a_flow_is_asked_to_stop_though_another_rounds_run_cannot_be(
         assert cli.run(["stop"]) == 3
         assert mine.stop_asked() == "now"
     assert "its process goes on" in capsys.readouterr().err
+
+
+def test_after_current_leaves_a_run_whose_flow_is_gone_to_its_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
+    round_ = opened(home, "two", UUID)
+    view = port.RunView(UUID, "running", False, meta_info={"round": round_.id})
+    polyaxon = FakePolyaxon(runs={UUID: (view, {})})
+    monkeypatch.setattr(polyaxon, "active", lambda: [view])
+    monkeypatch.setattr(context, "port_of", lambda *_: polyaxon)
+    monkeypatch.setattr(services, "endpoints", lambda _home: object())
+    assert cli.run(["stop", "two", "--after-current"]) == 0
+    assert polyaxon.stopped == []
+    assert f"run {UUID}: goes on; its flow is gone" in " ".join(capsys.readouterr().err.split())
+    assert cli.run(["stop", "two"]) == 0
+    assert polyaxon.stopped == [UUID]
+
+
+def test_a_profile_from_a_file_is_the_same_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    whole = str(tmp_path / "mine.yaml")
+    assert {context.given_target(one) for one in ("mine.yaml", "./mine.yaml", whole)} == {whole}
+    assert context.given_target("local") == "local"
+    assert context.given_target("not-there.yaml") == "not-there.yaml"

@@ -55,6 +55,8 @@ class FakePolyaxon:
         return view
 
     def stop(self, run_uuid: str) -> None:
+        if run_uuid not in self.runs:
+            raise RunUnknown(f"run {run_uuid}: not there")
         self.stopped.append(run_uuid)
         self.script[run_uuid] = ["stopping", "stopped"]
 
