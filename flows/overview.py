@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,7 @@ from tasks.files import read_json
 from tasks.glance import glance
 from tasks.home import Home
 from tasks.launch import services
+from tasks.launch.port import is_final
 from tasks.launch.settings import run_outputs
 from tasks.plan.plan import Plan, make_plan
 from tasks.rounds import DEFAULT_TARGET, RepeatState, Round, damaged_rounds, rounds_of
@@ -51,13 +53,15 @@ def overview(home: Home) -> dict[str, Any]:
     states = services.status(home)
     ends = services.endpoints(home)
     rounds = _rounds(home)
+    running, uncollected = _open_runs(home, ends)
     found: dict[str, Any] = {
         "services": [
             {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url} for s in states
         ],
         "schedules": scheduled(home),
         "nights": _nights(home),
-        "running": [row for r in rounds_of(home) for row in _running(home, r, ends)],
+        "running": running,
+        "uncollected": uncollected,
         "rounds": rounds,
         "disk": _disk(home),
         "quarantined": _quarantined(home),
@@ -152,6 +156,43 @@ def _surroundings(home: Home, target: str) -> Any:
 # -- what runs now --------------------------------------------------------------------------
 
 
+def _open_runs(
+    home: Home, ends: services.Endpoints | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the runs that a living flow measures, and those that are only to be collected."""
+    every = rounds_of(home)
+    newest = set({(r.sweep_name, r.target): r.id for r in every}.values())
+    # `run` goes on with the newest round of a sweep's content: an older copy can be given to it.
+    resumable = set({(r.sweep_sha256, r.target): r.id for r in every}.values())
+    running, uncollected = [], []
+    for round_ in every:
+        for row in _running(home, round_, ends):
+            if row["pid"] is not None and not is_final(str(row["status"])):
+                running.append(row)
+            else:
+                collects = _what_collects(home, round_, row, resumable=round_.id in resumable)
+                uncollected.append(row | {"newest": round_.id in newest} | collects)
+    return running, uncollected
+
+
+def _what_collects(
+    home: Home, round_: Round, row: Mapping[str, Any], *, resumable: bool
+) -> dict[str, str | None]:
+    """Return what collects a run that is measured no more, and what to type where that helps."""
+    if row["pid"] is not None:
+        return {"collected_by": f"process {row['pid']}", "command": None}
+    if row["planned"] and resumable:
+        sweep = _sweep_of(home, {"sweep": round_.sweep_name, "round": round_.id})
+        call = f"memsweep run {_call(sweep, round_.target)}"
+        return {"collected_by": call, "command": call}
+    why = "its cell has other pins now" if resumable else "its sweep has a newer round"
+    goes_on = row["status"] is not None and not is_final(row["status"])
+    return {
+        "collected_by": f"nothing: {why}; its outputs stay in Polyaxon",
+        "command": f"memsweep stop {round_.id}" if goes_on else None,
+    }
+
+
 def _running(
     home: Home, round_: Round, ends: services.Endpoints | None
 ) -> Iterator[dict[str, Any]]:
@@ -169,6 +210,7 @@ def _running(
             "round": round_.id,
             "label": labels.get(state.cell_key, state.cell_key[:12]),
             "repeat": state.repeat,
+            "planned": state.cell_key in labels,  # with the pins of today
             "run_uuid": state.run_uuid,
             "phase": phase,
             "load_point": point,
@@ -320,7 +362,8 @@ def needs(home: Home, found: Mapping[str, Any]) -> list[Need]:
         *_needs_of_schedules(home, found["schedules"]),
         *_needs_of_nights(home, found["nights"]),
         *_needs_of_rounds(home, found),
-        *_needs_of_runs(found["running"]),
+        *_needs_of_runs([*found["running"], *found["uncollected"]]),
+        *_needs_of_uncollected(found["uncollected"]),
         *_needs_of_the_disk(home, found),
     ]
 
@@ -409,8 +452,14 @@ def _needs_of_rounds(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:
         elif row["sweep"] in going or row["pid"] is not None or not row["newest"]:
             continue
         elif row["left"]:
+            ended = sum(
+                one["round"] == row["round"] and one["planned"] and is_final(str(one["status"]))
+                for one in found["uncollected"]
+            )
+            only = f", {ended} of them ended and only to be collected" if ended else ""
+            missing = f"{row['left']} of {row['runs']} runs are missing"
             yield Need(
-                f"{row['round']}: unfinished, {row['left']} of {row['runs']} runs are missing",
+                f"{row['round']}: unfinished, {missing}{only}",
                 f"memsweep run {_call(_sweep_of(home, row), row['target'])}",
             )
 
@@ -441,6 +490,18 @@ def _needs_of_runs(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
                 f"{row['label']}: its run waits for approval in Polyaxon",
                 f"polyaxon ops approve -uid {row['run_uuid'].replace('-', '')}",
             )
+
+
+def _needs_of_uncollected(rows: Sequence[Mapping[str, Any]]) -> Iterator[Need]:
+    """Yield what goes on with the runs that no flow waits for, a line for each round."""
+    commands = Counter(
+        (row["round"], row["command"])
+        for row in rows
+        # Those of a sweep's newest round are told where it is unfinished.
+        if row["command"] and not (row["newest"] and row["planned"])
+    )
+    for (round_id, command), count in commands.items():
+        yield Need(f"{round_id}: runs that no flow waits for and collects: {count}", command)
 
 
 def _needs_of_the_disk(home: Home, found: Mapping[str, Any]) -> Iterator[Need]:

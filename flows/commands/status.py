@@ -59,6 +59,11 @@ def _tables(found: Mapping[str, Any]) -> None:
         found["running"],
     )
     _table(
+        "Ended or without a flow, not collected",
+        ("round", "label", "repeat", "phase", "since", "status", "collected_by"),
+        found["uncollected"],
+    )
+    _table(
         "Rounds",
         ("round", "opened_at", "finished", "runs", "unexpected", "pid"),
         found["rounds"],

@@ -42,12 +42,14 @@ UUID = "00000000-0000-4000-8000-000000000001"
 
 #: Keys scripts rely on; more are only ever added.
 KEYS = {
-    "": "format services schedules nights running rounds disk quarantined needs",
+    "": "format services schedules nights running uncollected rounds disk quarantined needs",
     "services": "name state pid url",
     "schedules": "name sweep target cron timezone next_times max_late_hours budget_minutes webhook "
     "directory in_prefect paused late",
     "nights": "night sweep target verdict message began_at ended_at round flow_run_id pid webhook",
-    "running": "round label repeat run_uuid phase load_point since pid status pending",
+    "running": "round label repeat run_uuid planned phase load_point since pid status pending",
+    "uncollected": "round label repeat run_uuid planned phase load_point since pid status pending "
+    "newest collected_by command",
     "rounds": "round sweep target opened_at pid runs finished unexpected problem newest left",
     "disk": "free_bytes low",
     "quarantined": "bundle reason",
@@ -97,13 +99,12 @@ def needs(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
 def test_keys_scripts_rely_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     schedule(home)
     night(home, "f1", "failed", message="0 of 1 cells as expected")
-    folder = home.rounds / round_id(home)
-    write_json(
-        folder / "repeats" / "key.1.json",
-        {"cell_key": "key", "repeat": 1, "attempt": 1, "run_uuid": UUID, "at": "2026"},
-    )
+    round_ = opened(home, TWICE)
+    round_.save(RepeatState("key", 1, 1, UUID, None))
     write_json(home.quarantine / "x" / "reason.json", {"path": UUID, "reason": "no manifest"})
     value = told(capsys)
+    with round_.only_flow():
+        value["running"] = told(capsys)["running"]
     for part, keys in KEYS.items():
         rows = value if part == "" else value[part]
         row = rows[0] if isinstance(rows, list) else rows
@@ -324,6 +325,83 @@ def test_a_run_is_shown_with_its_phase_and_what_it_waits_for(
     )  # fmt: skip
     (need,) = overview._needs_of_runs([row])
     assert need.command == f"polyaxon ops approve -uid {UUID.replace('-', '')}"
+
+
+def begun(home: Home, round_: Round) -> RepeatState:
+    """Begin the first run of a round, with the pins of now, and do not collect it."""
+    run = next(overview.plan_of(home, round_).runs())
+    round_.save(state := RepeatState(run.cell.cell_key, run.repeat, 1, UUID, None))
+    return state
+
+
+def polyaxon_says(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    ends = services.Endpoints("http://p/api", "http://x")
+    monkeypatch.setattr(services, "endpoints", lambda _home: ends)
+    monkeypatch.setattr(overview, "_ask", lambda *_: {"status": status, "pending": None})
+
+
+def test_only_what_a_living_flow_waits_for_is_measured(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    round_ = opened(home, TWICE)
+    begun(home, round_)
+    polyaxon_says(monkeypatch, "running")
+    with round_.only_flow():
+        found = told(capsys)
+        assert (len(found["running"]), found["uncollected"]) == (1, [])
+        polyaxon_says(monkeypatch, "succeeded")
+        found = told(capsys)
+        assert found["running"] == []
+        assert found["uncollected"][0]["collected_by"] == f"process {os.getpid()}"
+        assert found["needs"] == [], "its flow is about to collect it"
+    found = told(capsys)
+    assert found["running"] == []
+    (need,) = found["needs"]
+    assert need["what"] == (
+        f"{round_.id}: unfinished, 2 of 2 runs are missing, 1 of them ended and only to be "
+        "collected"
+    )
+    assert found["uncollected"][0]["command"] == need["command"]
+    assert cli.run(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "Measuring" not in out
+    assert "not collected" in out
+
+
+def test_an_older_rounds_run_is_told_with_what_collects_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = opened(home, TWICE)
+    begun(home, older)
+    polyaxon_says(monkeypatch, "succeeded")
+    edited = opened(home, SWEEP)
+    measured(home, edited)
+    ((what, command),) = needs(capsys)
+    assert what == f"{older.id}: runs that no flow waits for and collects: 1"
+    assert command == f"memsweep run {older.folder / 'sweep.yaml'}"
+    same, _ = open_round(home, older.sweep(), TWICE, target="local", fresh=False)
+    assert same.id == older.id, "the command goes on with it"
+    newer = opened(home, TWICE)
+    measured(home, newer)
+    found = told(capsys)
+    assert found["needs"] == [], "no command would help"
+    (row,) = found["uncollected"]
+    assert row["collected_by"] == (
+        "nothing: its sweep has a newer round; its outputs stay in Polyaxon"
+    )
+    polyaxon_says(monkeypatch, "running")
+    assert [command for _, command in needs(capsys)] == [f"memsweep stop {older.id}"]
+
+
+def test_a_run_of_a_cell_with_other_pins_is_collected_by_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    round_ = opened(home, TWICE)
+    begun(home, round_)
+    polyaxon_says(monkeypatch, "succeeded")
+    pins_rise(monkeypatch)
+    (row,) = told(capsys)["uncollected"]
+    assert row["collected_by"].startswith("nothing: its cell has other pins now")
 
 
 def test_a_full_disk_and_refused_bundles_are_told(
