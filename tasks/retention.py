@@ -19,6 +19,7 @@ from pathlib import Path
 
 import filelock
 import httpx
+import tenacity
 
 from tasks import bundle, record
 from tasks.files import read_json
@@ -35,6 +36,9 @@ KEPT_ROUNDS = 2
 FLOW_NAMES = ("measure-sweep", "measure-night")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 HTTP_S = 20.0
+#: A Prefect that measures at the same time is busy (503) now and then: so long it is asked again.
+BUSY_S = 30.0
+BUSY_WAIT_S = 1.0
 PAGE = 200
 
 
@@ -91,18 +95,20 @@ def flow_runs(api_url: str, policy: Policy) -> list[Item]:
     try:
         with httpx.Client(base_url=api_url, timeout=HTTP_S, trust_env=False) as client:
             while True:
-                answer = client.post("/flow_runs/filter", json=wanted | {"offset": len(found)})
-                answer.raise_for_status()
-                page = answer.json()
+                page = _answer(
+                    client, "POST", "/flow_runs/filter", wanted | {"offset": len(found)}
+                ).json()
                 found += [Item("flow_run", f"{one['name']} ({one['id']})") for one in page]
                 if len(page) < PAGE:
                     return found
     except (httpx.HTTPError, ValueError) as error:
-        raise CannotFindOut(f"Prefect at {api_url} does not tell its flow runs: {error}") from error
+        raise CannotFindOut(
+            f"Prefect at {api_url} does not tell its flow runs: {_short(error)}"
+        ) from error
 
 
-def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) -> None:
-    """Remove what was chosen.
+def carry_out(home: Home, items: Sequence[Item]) -> None:
+    """Remove what was chosen of this state folder; Prefect's is :func:`delete_flow_runs`.
 
     A kill in between loses nothing. First the ledger, after which no bundle of these is taken in;
     then the rows; the bundles last, because one that is still there is chosen again next time, and
@@ -111,7 +117,7 @@ def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) 
     Raises:
         BadInput: a round is being measured, or another prune goes on.
         CheckFailed: a bundle is not the one in the ledger.
-        CannotFindOut: something could not be removed, or Prefect did not answer.
+        CannotFindOut: something could not be removed.
     """
     with contextlib.ExitStack() as held:
         try:
@@ -138,9 +144,6 @@ def carry_out(home: Home, items: Sequence[Item], *, api_url: str | None = None) 
         for item in items:
             for path in item.paths:
                 _remove(path)
-    ids = [item.what.rpartition("(")[2].rstrip(")") for item in items if item.kind == "flow_run"]
-    if ids and api_url is not None:
-        _delete_flow_runs(api_url, ids)
 
 
 def _copies(home: Home, before_s: float) -> Iterator[Item]:
@@ -229,12 +232,60 @@ def _remove(path: Path) -> None:
         raise CannotFindOut(f"{path}: cannot be removed: {error.strerror}") from error
 
 
-def _delete_flow_runs(api_url: str, ids: Sequence[str]) -> None:
+def delete_flow_runs(api_url: str, items: Sequence[Item]) -> tuple[int, str | None]:
+    """Delete the chosen flow runs; return how many are gone, and why the others stay.
+
+    All of them together are asked for again for :data:`BUSY_S` at most.
+    """
+    gone, deadline = 0, time.monotonic() + BUSY_S
     try:
         with httpx.Client(base_url=api_url, timeout=HTTP_S, trust_env=False) as client:
-            for one in ids:
-                answer = client.delete(f"/flow_runs/{one}")
-                if answer.status_code != httpx.codes.NOT_FOUND:
-                    answer.raise_for_status()
+            for item in items:
+                one = item.what.rpartition("(")[2].rstrip(")")
+                _answer(client, "DELETE", f"/flow_runs/{one}", deadline=deadline)
+                gone += 1
     except httpx.HTTPError as error:
-        raise CannotFindOut(f"Prefect at {api_url}: a flow run stays: {error}") from error
+        return gone, f"Prefect at {api_url}: {_short(error)}"
+    return gone, None
+
+
+def _answer(
+    client: httpx.Client,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    deadline: float | None = None,
+) -> httpx.Response:
+    """Ask Prefect, again while it is busy; what is gone already (404) is an answer."""
+    left = BUSY_S if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def once() -> httpx.Response:
+        answer = client.request(method, path, json=body)
+        if method != "DELETE" or answer.status_code != httpx.codes.NOT_FOUND:
+            answer.raise_for_status()
+        return answer
+
+    again = tenacity.Retrying(
+        stop=tenacity.stop_after_delay(left),
+        wait=tenacity.wait_fixed(BUSY_WAIT_S),
+        retry=tenacity.retry_if_exception(_is_busy),
+        reraise=True,
+    )
+    return again(once)
+
+
+def _is_busy(error: BaseException) -> bool:
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (
+            httpx.codes.TOO_MANY_REQUESTS,
+            httpx.codes.SERVICE_UNAVAILABLE,
+        )
+    return isinstance(error, httpx.TimeoutException)
+
+
+def _short(error: Exception) -> str:
+    """Return what went wrong without the address and the advice of httpx's own text."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"it answered {error.response.status_code} {error.response.reason_phrase}".rstrip()
+    return str(error) or type(error).__name__

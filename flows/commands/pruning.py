@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,9 @@ from flows.commands.planning import JsonOption
 from flows.output import emit_json, emit_text, print_table, say
 from tasks.home import Home
 from warehouse.errors import CannotFindOut
+
+if TYPE_CHECKING:
+    from tasks.retention import Item
 
 MAX_DAYS = 36_500
 
@@ -50,21 +53,34 @@ def prune(
     Example: `memsweep prune --older-than 14 --yes`
     """
     from tasks.launch import services
-    from tasks.retention import Policy, carry_out, choose, flow_runs
+    from tasks.retention import Policy, carry_out, choose, delete_flow_runs, flow_runs
 
     home = Home.find()
     policy = Policy(older_than, rounds_older_than)
-    items = choose(home, policy)
+    here = choose(home, policy)
+    kept: list[Item] = []  # by Prefect
     ends = services.endpoints(home)
     if ends is not None:
         try:
-            items += flow_runs(ends.prefect_api_url, policy)
+            kept = flow_runs(ends.prefect_api_url, policy)
         except CannotFindOut as error:
             say(f"left out - {error}")
     else:
         say("Prefect's flow runs are left out: its server is down (memsweep services up)")
+    stays = None
     if yes:
-        carry_out(home, items, api_url=ends.prefect_api_url if ends else None)
+        carry_out(home, here)
+        if ends is not None and kept:
+            gone, stays = delete_flow_runs(ends.prefect_api_url, kept)
+            kept, left = kept[:gone], len(kept) - gone
+    items = [*here, *kept]
+    _tell(items, yes=yes, json=json)
+    if stays is not None:
+        raise CannotFindOut(f"{left} flow runs stay - {stays}; call prune again")
+
+
+def _tell(items: list[Item], *, yes: bool, json: bool) -> None:
+    """Tell what may go, or what went."""
     freed = sum(item.bytes for item in items)
     if json:
         emit_json({"items": [i.document() for i in items], "bytes": freed, "removed": yes})

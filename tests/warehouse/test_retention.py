@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import filelock
@@ -13,6 +16,7 @@ import pytest
 from flows import cli
 from tasks import record, retention
 from tasks.home import Home
+from tasks.launch import services
 from tasks.launch.settings import artifacts_root
 from tasks.launch.supervisor import Folder
 from tasks.retention import DAY_S, Policy, carry_out, choose
@@ -200,6 +204,71 @@ def test_the_command_shows_first_and_removes_only_with_yes(
     assert cli.run(["prune", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bytes"] == 1100
     assert not copy.exists()
+
+
+@pytest.fixture
+def prefect(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A Prefect with two ended flow runs; deletions answer the codes put here, then 204."""
+    codes: list[int] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            runs = [{"name": "n", "id": str(number)} for number in range(2)]
+            self._send(200, json.dumps(runs).encode())
+
+        def do_DELETE(self) -> None:
+            self._send(codes.pop(0) if codes else 204, b"")
+
+        def _send(self, code: int, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    ends = services.Endpoints(f"http://127.0.0.1:{server.server_port}", "http://x.invalid")
+    monkeypatch.setattr(services, "endpoints", lambda _home: ends)
+    monkeypatch.setattr(retention, "BUSY_WAIT_S", 0.0)
+    monkeypatch.setenv("MEMSWEEP_HOME", str(lab.home.root))
+    yield codes
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_busy_prefect_is_asked_again(
+    prefect: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefect += [503, 429, 204, 404]
+    assert cli.run(["prune", "--yes", "--json"]) == 0
+    assert [item["kind"] for item in json.loads(capsys.readouterr().out)["items"]] == 2 * [
+        "flow_run"
+    ]
+    assert prefect == []
+
+
+def test_what_went_is_told_when_a_flow_run_stays(
+    lab: Lab,
+    prefect: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    old = lab.seal()
+    age(old / "manifest.json", 40)
+    copies_of(lab.home, old.name)
+    monkeypatch.setattr(retention, "BUSY_S", 0.0)
+    prefect += [204, 503]
+    assert cli.run(["prune", "--yes", "--json"]) == 3
+    out, err = capsys.readouterr()
+    kinds = [item["kind"] for item in json.loads(out)["items"]]
+    assert kinds == ["copy", "supervisor", "flow_run"]
+    assert "1 flow runs stay - Prefect at http://127.0.0.1:" in err
+    assert "it answered 503 Service Unavailable; call prune again" in err
+    assert "developer.mozilla.org" not in err
 
 
 def test_flow_runs_are_left_out_when_prefect_is_away() -> None:
