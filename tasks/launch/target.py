@@ -28,6 +28,7 @@ from tasks.launch.operation import Placement
 from tasks.plan import gpus
 from tasks.plan.cell import Cell
 from tasks.pod.gpu import Gpus
+from tasks.redact import kinds
 from warehouse.errors import BadInput
 
 PROFILES = Path(polyaxonfiles.__file__).parent / "profiles"
@@ -40,6 +41,10 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: DNS-1123 subdomain: what Kubernetes takes as the name of a claim or a secret.
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _OBJECT_LENGTH = 253
+_TOKEN_LENGTH = 32
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Of an address: what no part of one has, written as it is.
+_NO_ADDRESS = re.compile(r"[^!-~]|[<>\"\\^`{|}]")
 #: Names of the volumes of a cluster's pod.
 _MODELS, _SHM = "memsweep-models", "memsweep-shm"
 #: What the download of a model needs; it is over before the run begins.
@@ -58,6 +63,40 @@ def _object_name(text: str) -> str:
     return text
 
 
+def _variable(text: str) -> str:
+    # Never shown: a token itself is what is put there by mistake. Polyaxon's are 40 hex digits.
+    if kinds(text) or (len(text) >= _TOKEN_LENGTH and "_" not in text):
+        raise ValueError("holds what looks like a token; wanted the name of a variable that has it")
+    if _VARIABLE.fullmatch(text) is None:
+        raise ValueError("wanted the name of a variable: A-Z, a-z, 0-9 and _, no digit first")
+    return text
+
+
+def _shaped(pattern: str, wanted: str) -> AfterValidator:
+    """Return a check of a text's shape, which says what is wanted."""
+    shape = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if shape.fullmatch(text) is None:
+            raise ValueError(f"got {text!r}, wanted {wanted}")
+        return text
+
+    return AfterValidator(check)
+
+
+#: What Polyaxon takes as the name of a user, an organization, a project, an agent or a queue.
+_NAME = r"[A-Za-z0-9_.-]*[A-Za-z0-9_][A-Za-z0-9_.-]*"
+PolyaxonName = Annotated[str, _shaped(_NAME, "a name as Polyaxon has them: letters, digits, - _ .")]
+QueueName = Annotated[str, _shaped(f"(?:{_NAME}/)?{_NAME}", "AGENT/QUEUE, or QUEUE")]
+#: As registries take them: a host with a port, folders and a name in small letters.
+ImageName = Annotated[
+    str,
+    _shaped(
+        r"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:(?:[._-]+|/)[a-z0-9]+)*",
+        "HOST[:PORT]/NAME of an image, without tag and digest",
+    ),
+]
+VariableName = Annotated[str, AfterValidator(_variable)]
 ObjectName = Annotated[str, AfterValidator(_object_name)]
 Quantities = dict[str, str | int | float]
 #: By kind (``requests``, ``limits``).
@@ -91,9 +130,9 @@ class Profile(BaseModel):
         8 * 3600, description="longest wait for a run's approval in Polyaxon, s"
     )
     host: str | None = Field(None, description="Polyaxon's address; None: the embedded server")
-    owner: str = Field("default", description="owner of the project in Polyaxon")
-    project: str = Field("memsweep", description="project in Polyaxon")
-    token_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = Field(
+    owner: PolyaxonName = Field("default", description="owner of the project in Polyaxon")
+    project: PolyaxonName = Field("memsweep", description="project in Polyaxon")
+    token_env: VariableName | None = Field(
         None, description="variable with the token; None: POLYAXON_AUTH_TOKEN, else polyaxon login"
     )
     verify_tls: bool = Field(True, description="whether the server's certificate is verified")
@@ -118,7 +157,7 @@ class Profile(BaseModel):
     places: dict[str, str] | None = Field(
         None, description="places in the image, by the component's inputs, over the operation's"
     )
-    image: str | None = Field(None, description="engine image without tag or digest")
+    image: ImageName | None = Field(None, description="engine image without tag or digest")
     image_digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")] | None = (
         Field(None, description="digest of the image; 'unresolved' until 'memsweep pin'")
     )
@@ -136,7 +175,7 @@ class Profile(BaseModel):
         default_factory=dict, description="variables of the download (HF_TOKEN), by reference"
     )
     shm: str = Field("8Gi", description="size of /dev/shm, in memory; counts as the run's")
-    queue: str | None = Field(None, description="AGENT/QUEUE of Polyaxon")
+    queue: QueueName | None = Field(None, description="AGENT/QUEUE of Polyaxon")
     namespace: ObjectName | None = Field(
         None,
         description="Kubernetes namespace that the agent manages; None: the agent's own",
@@ -160,11 +199,14 @@ class Profile(BaseModel):
         if value is not None:
             try:
                 address = urlsplit(value)
-                good = address.scheme in ("http", "https") and bool(address.hostname)
+                # Asked for: a port that is no number is found only then.
+                good = address.port != 0 and bool(address.hostname)
+                good = good and address.scheme in ("http", "https")
+                good = good and not (address.query or address.fragment or _NO_ADDRESS.search(value))
             except ValueError:
                 good = False
             if not good:
-                raise ValueError("wanted http://HOST[:PORT] or https://HOST[:PORT]")
+                raise ValueError("wanted http://HOST[:PORT][/PATH] or https://HOST[:PORT][/PATH]")
             if address.username or address.password:
                 raise ValueError("credentials have no place in an address; see token_env")
         return value

@@ -322,11 +322,47 @@ def test_a_download_needs_a_commit(home: Home) -> None:
             "quota of memory is 40Gi, got 2 slots",
         ),
         ({"secrets": {"HF_TOKEN": "hf_plain"}}, "secrets"),
+        ({"owner": "a/../b"}, "got 'a/../b', wanted a name as Polyaxon has them"),
+        ({"owner": ".."}, "wanted a name as Polyaxon has them"),
+        ({"project": "<x>"}, "got '<x>', wanted a name as Polyaxon has them"),
+        ({"image": "reg.invalid/<x>"}, "without tag and digest"),
+        ({"image": "reg.invalid/x:latest"}, "without tag and digest"),
+        ({"queue": "a/b/c"}, "wanted AGENT/QUEUE, or QUEUE"),
+        ({"host": "https://h.invalid/\nX"}, "wanted http://HOST"),
+        ({"host": "https://h.invalid:port"}, "wanted http://HOST"),
+        ({"host": "https://h.invalid/?a=b"}, "wanted http://HOST"),
+        ({"token_env": "MY-TOKEN"}, "wanted the name of a variable"),
+        ({"token_env": "hf_" + "a1" * 16}, "holds what looks like a token"),
+        ({"token_env": "a1" * 20}, "holds what looks like a token"),
     ],
 )
 def test_a_cluster_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         local_gpu(**CLUSTER | changes)
+
+
+def test_a_token_in_place_of_its_variable_is_not_shown(tmp_path: Path) -> None:
+    token, file = "a1" * 20, tmp_path / "mine.yaml"
+    file.write_text(f"description: x\ndevice: cpu\noperation: cpu.yaml\ntoken_env: {token}\n")
+    with pytest.raises(BadInput, match=r"token_env: .*looks like a token") as refused:
+        target.load(str(file))
+    assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"queue": "my-agent/a10"},
+        {"queue": "a10"},
+        {"owner": "my.team_1", "project": "mem-sweep"},
+        {"image": "reg.invalid:5000/team/a__b/engine-1.2"},
+        {"host": "https://h.invalid:8443/polyaxon"},
+        {"host": "http://[::1]:8000"},
+        {"token_env": "POLYAXON_V2_TOKEN_OF_THE_SECOND_CLUSTER_WE_HAVE"},
+    ],
+)
+def test_a_cluster_is_named_as_polyaxon_and_registries_have_it(changes: dict[str, Any]) -> None:
+    assert local_gpu(**CLUSTER | changes).host
 
 
 @pytest.mark.parametrize(
