@@ -87,7 +87,7 @@ def plan(
         float | None,
         typer.Option(
             "--budget",
-            min=0,
+            min=0.1,
             max=1e7,
             metavar="MIN",
             help="GPU-minutes to spend (CPU: minutes of a slot)",
@@ -203,11 +203,11 @@ def show(
 ) -> None:
     """Print a plan for reading: wide tables in a pipe, narrow ones with a legend in a terminal."""
     title = f"Plan of {plan.sweep.name} on {plan.surroundings.target}"
-    if _is_narrow():
-        _show_narrow(plan, title)
-    else:
-        _show_wide(plan, title)
     outlook = outlook or Outlook(plan)
+    if _is_narrow():
+        _show_narrow(outlook, title)
+    else:
+        _show_wide(outlook, title)
     if outlook.seed is not None:
         _show_order(outlook)
     for line in [*_costs(outlook), *_notes(plan)]:
@@ -223,7 +223,8 @@ def _is_narrow() -> bool:
     return sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE_COLUMNS
 
 
-def _show_wide(plan: Plan, title: str) -> None:
+def _show_wide(outlook: Outlook, title: str) -> None:
+    plan = outlook.plan
     columns = ["cell", "model", "context", "KV pool", "KV tokens", "blocks", "concurrency"]
     rows = [
         [
@@ -231,7 +232,7 @@ def _show_wide(plan: Plan, title: str) -> None:
             planned.cell.setting.model.name,
             *_figures(planned),
             len(planned.cell.setting.load),
-            f"{planned.estimate_s / 60:.1f}",
+            f"{outlook.run_s(planned) / 60:.1f}",
             _verdict(planned),
         ]
         for planned in plan.cells
@@ -245,14 +246,14 @@ def _show_wide(plan: Plan, title: str) -> None:
     print_table("Predicted load", ["cell", *POINT_COLUMNS], points)
 
 
-def _show_narrow(plan: Plan, title: str) -> None:
+def _show_narrow(outlook: Outlook, title: str) -> None:
     """Print tables of at most 80 columns: cells by number, what is long about them in a legend."""
-    cells = list(enumerate(plan.cells, start=1))
+    cells = list(enumerate(outlook.plan.cells, start=1))
     print_table(
         title,
         ["#", "cell", "model", "min"],
         [
-            [n, p.cell.label, p.cell.setting.model.name, f"{p.estimate_s / 60:.1f}"]
+            [n, p.cell.label, p.cell.setting.model.name, f"{outlook.run_s(p) / 60:.1f}"]
             for n, p in cells
         ],
     )
@@ -298,7 +299,11 @@ def _costs(outlook: Outlook) -> list[str]:
 
 def _cost(cost: Spending, starts: str) -> str:
     hours = f", {cost.gpu_s / 3600:.2f} GPU-hours" if cost.gpu_s else ""
-    return f"{cost.boots} {starts}, about {cost.wall_s / 60:.0f} minutes{hours}"
+    minutes = round(cost.wall_s / 60)
+    lasts = (
+        "less than a minute" if cost.wall_s < 60 else f"about {minutes} minute{'s'[: minutes > 1]}"
+    )
+    return f"{cost.boots} {starts}, {lasts}{hours}"
 
 
 def _spent(outlook: Outlook) -> list[str]:

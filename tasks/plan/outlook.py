@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tasks.plan.knowledge import as_predicted, at_worst, foreseen
-from tasks.plan.plan import Plan, PlannedRun
+from tasks.plan.plan import Plan, PlannedCell, PlannedRun
 from tasks.plan.spending import NO_HISTORY, Choice, History, Spending, choose, cost_s, spending
 
 
@@ -44,6 +44,11 @@ class Outlook:
         if self.budget_minutes is None:
             return None
         return choose(self.runs, self.history, self.budget_minutes * 60)
+
+    def run_s(self, planned: PlannedCell) -> float:
+        """Return how long a run of a cell takes, as :attr:`spending` counts it, seconds."""
+        past = self.history.settings.get(planned.cell.setting_key)
+        return planned.estimate_s if past is None or past.median_s is None else past.median_s
 
     @property
     def disk_bytes(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,9 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 from flows import cli, context
+from flows.commands import planning
 from tasks import history, record
 from tasks.home import Home
 from tasks.launch import models, target
+from tasks.plan.outlook import Outlook
+from tasks.plan.spending import NO_HISTORY, Past, Spending
 from tests.support.bundle_maker import Lab
 
 SWEEP = """
@@ -175,3 +180,32 @@ def test_a_run_on_a_profile_from_a_file_knows_its_history_by_the_profiles_name(
     opened = context.open_context(str(sweep), str(profile), context.Wishes(), flow_run_id="f1")
     assert asked == ["mine"]
     assert opened.measuring.poll_s == 3
+
+
+def test_a_short_sweep_takes_less_than_a_minute_and_its_cells_add_up(
+    plan: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outlook, "run_s", lambda _self, _planned: 3.0)
+    cost = Spending(boots=6, wall_s=18.0, gpu_s=0.0)
+    assert planning._cost(cost, "starts") == "6 starts, less than a minute"
+    assert planning._cost(replace(cost, wall_s=80.0), "starts") == "6 starts, about 1 minute"
+    assert planning._cost(replace(cost, wall_s=252.0), "starts") == "6 starts, about 4 minutes"
+    out, _ = plan("costly.yaml")
+    assert " 0.1 " in out
+
+
+def test_a_cells_minutes_are_the_median_of_its_past_runs() -> None:
+    from testkit.planning import demo
+
+    made = demo()
+    planned = made.cells[0]
+    assert Outlook(made).run_s(planned) == planned.estimate_s
+    at = datetime(2026, 11, 29, tzinfo=UTC)
+    past = Past(runs=3, last_at=at, median_s=3.0, bundle_bytes=None)
+    history_ = replace(NO_HISTORY, settings={planned.cell.setting_key: past})
+    assert Outlook(made, history_).run_s(planned) == 3.0
+
+
+def test_a_budget_is_as_small_as_run_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", "costly.yaml", "--budget", "0"]) == 2
+    assert "0.1" in capsys.readouterr().err
