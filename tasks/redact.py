@@ -26,7 +26,7 @@ HASHED = frozenset({"sweep.yaml", "cell.json", "prediction.json"})
 _BLOCK = 1 << 20
 _KEY_LINES = 300  # more than a private key has
 _SECRET_NAME = re.compile(
-    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)[_-]?KEY)"
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE|AUTH)[_-]?KEY)"
     r"(?:_ID)?$",
     re.IGNORECASE,
 )
@@ -53,7 +53,7 @@ class Shape:
 
 #: Names whose value is a secret whatever it looks like.
 _SURE = (
-    rb"(?:(?:api|access|secret|private|auth)[_-]?key(?:[_-]?id)?|passw(?:or)?d"
+    rb"(?:(?:api|access|secret|private|auth)[_-]?key(?:[_-]?id)?|passw(?:or)?d|passphrase"
     rb"|(?:client|app|auth|api|webhook)[_-]?secret"
     rb"|(?:auth|access|refresh|bearer|api|hf|hub|hugging_?face|git(?:hub|lab)|bot|session|security"
     rb"|registry|private)[_-]?token)"
@@ -96,10 +96,14 @@ _ACCOUNTS = (
     rb"passwd:[ \t]+(?:(?:files|compat)\w*[ \t]+(?:systemd|sss|ldap|nis|winbind)\b|compat(?!"
     + _CHAR + rb"))"
 )  # fmt: skip
-_NAMES = (b"key", b"passw", b"token", b"secret")
+_NAMES = (b"key", b"passw", b"passphrase", b"token", b"secret")
 #: As they stand before a value: most lines of an engine's log speak of tokens.
-_NAMED = re.compile(rb"(?:key|passwd|password|token|secret)(?:[_-]?id)?[\"'\\]*[ \t]*[=:]")
+_NAMED = re.compile(
+    rb"(?:key|passwd|password|passphrase|token|secret)(?:[_-]?id)?[\"'\\]*[ \t]*[=:]"
+)
 _KEY = rb"[A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+#: A word's beginning; a line's end as JSON writes it is no part of one.
+_BEGIN = rb"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 _A_VALUE = "the value of a key, token or password"
 
 
@@ -110,8 +114,8 @@ def _shape(
 
 
 def _word(kind: str, pattern: bytes, *needles: bytes) -> Shape:
-    """Return a shape that begins a word; a line's end as JSON writes it is no part of one."""
-    return _shape(kind, rb"((?:(?<![A-Za-z0-9])|(?<=\\[nrt])))" + pattern, *needles)
+    """Return a shape that begins a word."""
+    return _shape(kind, rb"(" + _BEGIN + rb")" + pattern, *needles)
 
 
 SHAPES = (
@@ -125,6 +129,22 @@ SHAPES = (
     _word("an API key", rb"(?:sk|nvapi)-[A-Za-z0-9_-]{20,}", b"sk-", b"nvapi-"),
     _word("a Docker Hub token", rb"dckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}", b"dckr_"),
     _word("a Slack token", rb"xox[abeprs]-[A-Za-z0-9-]{10,}", b"xox"),
+    _word("an npm token", rb"npm_[A-Za-z0-9]{36,}", b"npm_"),
+    _word("a PyPI token", rb"pypi-AgE[A-Za-z0-9_-]{20,}", b"pypi-age"),
+    _word("a Stripe key", rb"[sr]k_(?:live|test)_[A-Za-z0-9]{16,}", b"k_live_", b"k_test_"),
+    _word("a SendGrid key", rb"SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}", b"sg."),
+    _word("a Google token", rb"ya29\.[A-Za-z0-9_-]{20,}", b"ya29."),
+    _word("a DigitalOcean token", rb"do[opr]_v1_[0-9a-f]{32,}", b"_v1_"),
+    _word("an age key", rb"AGE-SECRET-KEY-1[0-9A-Z]{40,}", b"age-secret-key-1"),
+    _shape("an Azure key",
+           rb"(?i)((?:Account|SharedAccess)Key[ \t]*=[ \t]*)[A-Za-z0-9+/]{32,}={0,2}",
+           b"accountkey", b"sharedaccesskey"),
+    _shape("the address of a webhook",
+           rb"(?i)((?:hooks\.slack\.com/(?:services|workflows|triggers)"
+           rb"|discord(?:app)?\.com/api/(?:v\d{1,2}/)?webhooks"
+           rb"|webhook\.office\.com/webhookb2|outlook\.office\.com/webhook)/)"
+           + _NOTHING + rb"[^\s\"'<>\\]{16,}",
+           b"hooks.slack.com", b"/webhooks/", b".office.com/webhook"),
     _word("a JSON web token", rb"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
           b"eyj"),
     # To its end; where that is missing, as far as its lines go on. The way to the end is gone once:
@@ -141,6 +161,13 @@ SHAPES = (
     _shape("a signed address",
            rb"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|signature|sig|key)=)"
            + _NOTHING + rb"[^&\s\"'<>\\]{16,}", b"x-amz-", b"signature=", b"sig=", b"key="),
+    # As far as the next one, so that many are searched in one go; not two figures, as in docker's
+    # -u 1000:1000.
+    _shape("a login of curl",
+           rb"(" + _BEGIN + rb"curl\b(?:(?!curl)[^\r\n]){0,200}?[\s\"'](?:-u|--user)"
+           rb"(?:\\{0,8}[\"']?,?[ \t]+|=)?(?:\\{0,8}[\"'])?"
+           rb"(?!\d+:\d+(?![^\s\"']))[^\s:/\"'-][^\s:/\"']{0,100}:)"
+           + _NOTHING + rb"[^\s\"'\\]{4,}", b"curl"),
     # NAME=VALUE, and NAME: VALUE where no path is told about (/etc/passwd: Permission denied) and
     # no option (--api-key: expected one argument).
     _shape(_A_VALUE, rb"(?i)((?:" + _SURE + rb"|secret)" + _QUOTE + rb"[ \t]*=" + _GIVEN + _VALUE,

@@ -34,6 +34,34 @@ EACH = [
     ("an API key", "got nvapi-" + "aB3-" * 6, "aB3-" * 6),
     ("a Docker Hub token", "got dckr_pat_" + "aB3-" * 6, "aB3-" * 6),
     ("a Slack token", "got xoxb-123456789012-abcdef", "123456789012-abcdef"),
+    ("an npm token", "got npm_" + "a1B2" * 9, "a1B2" * 9),
+    ("a PyPI token", "got pypi-AgEIcHlwaS5vcmc" + "CJ1a-" * 6, "CJ1a-" * 6),
+    ("a Stripe key", "got sk_live_" + "a1B2" * 6, "a1B2" * 6),
+    ("a Stripe key", "got rk_live_" + "a1B2" * 6, "a1B2" * 6),
+    ("a SendGrid key", "got SG." + "a1B_" * 5 + "." + "a1B-" * 10, "a1B-" * 10),
+    ("a Google token", "got ya29.a0" + "Ab1_-" * 7, "Ab1_-" * 7),
+    ("a DigitalOcean token", "got dop_v1_" + "0a1b" * 16, "0a1b" * 16),
+    ("an age key", "got AGE-SECRET-KEY-1" + "QZ9X" * 14, "QZ9X" * 14),
+    ("an Azure key", "AccountName=a;AccountKey=" + "a1B/" * 21 + "a1==;End=x", "a1B/" * 21),
+    *(
+        ("a login of curl", line, "opensesame")
+        for line in (
+            "curl -sS -u me:opensesame https://x.invalid",
+            "curl --user=me:opensesame https://x.invalid",
+            "curl https://x.invalid -u 'me:opensesame'",
+            '{"said": "curl -u \\"me:opensesame\\" x"}',
+            "['curl', '-u', 'me:opensesame']",
+        )
+    ),
+    *(
+        ("the address of a webhook", f"to https://{place}/{'a1B2' * 6}", "a1B2" * 6)
+        for place in (
+            "hooks.slack.com/services/T00000000/B00000000",
+            "discord.com/api/webhooks/123456789",
+            "discordapp.com/api/v10/webhooks/123456789",
+            "example.webhook.office.com/webhookb2",
+        )
+    ),
     ("a JSON web token", "got eyJhbGciOiJI.eyJzdWIiOiIx.c2ln", "eyJzdWIiOiIx"),
     ("a private key", KEY, BODY),
     ("a login", "authorization: Bearer abcdef0123456789", "abcdef0123456789"),
@@ -45,6 +73,7 @@ EACH = [
         ("the value of a key, token or password", line, secret)
         for line, secret in (
             ("secret=opensesame", "opensesame"),
+            ("ssh passphrase=opensesame", "opensesame"),
             ("CLIENT_SECRET: opensesame", "opensesame"),
             ("GET /v1?token=abc123def HTTP/1.1", "abc123def"),
             ('{"token": "abc123def"}', "abc123def"),
@@ -134,6 +163,9 @@ def test_a_secret_of_a_known_form_is_taken_out(line: str, secret: str) -> None:
         ),
         "Bearer authentication enabled, bearer credentials. Bearer authorization, bearer required",
         "passwd: files1234 systemd",
+        "docker run -u 1000:1000 x, curl -u 1000:1000, curl -u $ME:$WORD, curl -u me https://a:80/x",
+        "msg.something_long_enough.another_long_part npm_config_cache pypi-agent hooks.slack.com/",
+        "Enter passphrase for key '/root/.ssh/id': wrong",
         "passwd:         compat systemd\npasswd: compat",
     ],
 )
@@ -252,7 +284,9 @@ def test_a_sweep_is_refused_for_a_secret_of_any_shape(
     assert secret not in str(caught.value)
 
 
-@pytest.mark.parametrize("one", ["-", "a.", "a-", "token=", "://", "password", "A1b2"])
+@pytest.mark.parametrize(
+    "one", ["-", "a.", "a-", "token=", "://", "password", "A1b2", "curl ", "curl -u a", "SG.aB"]
+)
 def test_long_lines_of_anything_are_searched_in_one_go(one: str) -> None:
     """What is quadratic would take many minutes here."""
     line = (one * 100_000).encode() + b' "password": "opensesame" --x'
