@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
 import re
-import time
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,9 @@ _DOCKER_HUB = "registry-1.docker.io"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 #: A manifest is a few KB; more is something else.
 _MAX_BYTES = 4_000_000
+_MAX_SHOWN = 300
+#: What a header can hold.
+_PRINTABLE = re.compile(r"[!-~]+\Z")
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _COMMIT = re.compile(r"^[0-9a-f]{40}$")
 _MANIFESTS = ", ".join(
@@ -136,12 +140,30 @@ def address(text: str, *, what: str) -> str:
         parts = urlsplit(text)
     except ValueError as error:
         raise BadInput(wanted) from error
-    local = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if not parts.hostname or not (local or parts.scheme == "https"):
-        raise BadInput(wanted)
-    if parts.username or parts.password:
+    if parts.username or parts.password:  # first: the other refusal shows the address
         raise BadInput(f"{what}: credentials have no place in an address")
+    if not _is_safe(text):
+        raise BadInput(wanted)
     return text.rstrip("/")
+
+
+def _is_safe(text: str) -> bool:
+    """Whether an address is https, or http of this machine."""
+    try:
+        parts = urlsplit(text)
+        host = parts.hostname
+    except ValueError:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and _is_local(text)))
+
+
+def _is_local(base: str) -> bool:
+    return urlsplit(base).hostname in _LOOPBACK
+
+
+def _shown(told: object) -> str:
+    """Return what a server told as it may be printed: its control bytes would reach a terminal."""
+    return repr(str(told)[:_MAX_SHOWN])[1:-1]
 
 
 def client(base: str) -> httpx.Client:
@@ -151,7 +173,7 @@ def client(base: str) -> httpx.Client:
     return httpx.Client(
         timeout=TIMEOUT_S,
         follow_redirects=False,
-        trust_env=urlsplit(base).hostname not in _LOOPBACK,
+        trust_env=not _is_local(base),
         headers={"User-Agent": "memsweep"},
     )
 
@@ -176,7 +198,7 @@ def digest_of(wanted: Image, *, registry: str | None = None) -> Found:
     stated = answer.headers.get("Docker-Content-Digest")
     if stated is not None and stated != digest:
         raise CannotFindOut(
-            f"image {wanted.text}: {url} states {stated:.80}, but its answer hashes to {digest}"
+            f"image {wanted.text}: {url} states {_shown(stated)}, but its answer hashes to {digest}"
         )
     _manifest(answer, url, wanted)
     return Found(pin="image_digest", of=wanted.text, value=digest, source=url, at=_now())
@@ -229,26 +251,50 @@ def commit_of(model: str, *, branch: str, endpoint: str | None = None) -> Found:
         raise CannotFindOut(f"model {model}: {url} answers {answer.status_code}")
     value = _json(answer, url, f"model {model}").get("sha")
     if not isinstance(value, str) or not _COMMIT.match(value):
-        raise CannotFindOut(f"model {model}: {url} names no commit, got {value!s:.60}")
+        raise CannotFindOut(f"model {model}: {url} names no commit, got {_shown(value)}")
     return Found(pin="model_revision", of=f"{model}@{branch}", value=value, source=url, at=_now())
 
 
 def _get(session: httpx.Client, url: str, headers: dict[str, str]) -> _Answer:
+    """Return one whole answer.
+
+    Raises:
+        CannotFindOut: there is none within :data:`ANSWER_S`, or it is too long.
+    """
+    told: queue.SimpleQueue[_Answer | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            told.put(_ask(session, url, headers))
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            told.put(error)
+
+    # A thread, because httpx bounds every read but no whole answer; one left over dies with us.
+    threading.Thread(target=ask, name="pins", daemon=True).start()
+    try:
+        answer = told.get(timeout=ANSWER_S)
+    except queue.Empty:
+        raise CannotFindOut(f"{_shown(url)}: no whole answer within {ANSWER_S:.0f} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _ask(session: httpx.Client, url: str, headers: dict[str, str]) -> _Answer:
     import httpx
 
-    until = time.monotonic() + ANSWER_S
     content = bytearray()
     try:
         with session.stream("GET", url, headers=headers) as answer:
             for part in answer.iter_bytes():
                 content += part
-                if len(content) > _MAX_BYTES or time.monotonic() > until:
+                if len(content) > _MAX_BYTES:
                     raise CannotFindOut(
-                        f"{url}: answers with {len(content):,} bytes and more; wanted at most "
-                        f"{_MAX_BYTES:,} in {ANSWER_S:.0f} s"
+                        f"{_shown(url)}: answers with {len(content):,} bytes and more; wanted at "
+                        f"most {_MAX_BYTES:,}"
                     )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise CannotFindOut(f"{url}: cannot be reached ({type(error).__name__})") from error
+        raise CannotFindOut(f"{_shown(url)}: cannot be reached ({type(error).__name__})") from error
     return _Answer(answer.status_code, answer.headers, bytes(content))
 
 
@@ -257,11 +303,12 @@ def _token(session: httpx.Client, base: str, challenge: str, wanted: Image) -> s
     scheme, _, rest = challenge.partition(" ")
     parts = dict(re.findall(r'(\w+)="([^"]*)"', rest))
     realm = parts.get("realm", "")
-    local = urlsplit(base).hostname in _LOOPBACK
-    if scheme.lower() != "bearer" or not realm.startswith(("https://", "http://")[: 1 + local]):
+    # http for a registry of this machine only, and then no other one: it could name any address.
+    is_allowed = _is_safe(realm) and (_is_local(base) or realm.startswith("https://"))
+    if scheme.lower() != "bearer" or not is_allowed:
         raise CannotFindOut(
             f"image {wanted.text}: {base} asks for another login than an anonymous token "
-            f"({scheme or 'none'}); state the digest under pins.image_digest"
+            f"({_shown(scheme) or 'none'}); state the digest under pins.image_digest"
         )
     import httpx
 
@@ -270,12 +317,13 @@ def _token(session: httpx.Client, base: str, challenge: str, wanted: Image) -> s
     answer = _get(session, f"{realm}?{query}", {})
     if answer.status_code != 200:
         raise CannotFindOut(
-            f"image {wanted.text}: {realm} answers {answer.status_code} to an anonymous request"
+            f"image {wanted.text}: {_shown(realm)} answers {answer.status_code} to an "
+            "anonymous request"
         )
     told = _json(answer, realm, f"image {wanted.text}")
     token = told.get("token") or told.get("access_token")
-    if not isinstance(token, str):
-        raise CannotFindOut(f"image {wanted.text}: {realm} gives no token")
+    if not isinstance(token, str) or not _PRINTABLE.match(token):
+        raise CannotFindOut(f"image {wanted.text}: {_shown(realm)} gives no token")
     return token
 
 
@@ -289,10 +337,10 @@ def _manifest(answer: _Answer, url: str, wanted: Image) -> None:
 def _json(answer: _Answer, url: str, what: str) -> dict[str, Any]:
     try:
         value = json.loads(answer.content)
-    except ValueError as error:
-        raise CannotFindOut(f"{what}: {url} answers with no JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise CannotFindOut(f"{what}: {_shown(url)} answers with no JSON") from error
     if not isinstance(value, dict):
-        raise CannotFindOut(f"{what}: {url} answers with no JSON object")
+        raise CannotFindOut(f"{what}: {_shown(url)} answers with no JSON object")
     return value
 
 

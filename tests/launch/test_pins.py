@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,7 @@ def test_what_is_no_image_by_tag_is_refused(text: str) -> None:
         "ftp://x",
         "x",
         "https://user:word@x.example.com",
+        "http://user:word@x.example.com",
         "",
         "https://[x",
     ],
@@ -153,10 +156,84 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.Monkey
         return 200, {}, b"[" * 100_000
 
     with serving(long) as server:
-        with pytest.raises(CannotFindOut, match="wanted at most 1,000 in 60 s"):
+        with pytest.raises(CannotFindOut, match=r"wanted at most 1,000$"):
             pins.digest_of(pins.image("a/b:v1"), registry=server.url)
-        with pytest.raises(CannotFindOut, match="wanted at most 1,000 in 60 s"):
+        with pytest.raises(CannotFindOut, match=r"wanted at most 1,000$"):
             pins.commit_of("owner/name", branch="main", endpoint=server.url)
+
+
+def test_headers_that_drip_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line comes in time, the whole never: only a limit of the whole ends it."""
+    monkeypatch.setattr(pins, "ANSWER_S", 0.3)
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            with listening.accept()[0] as one, contextlib.suppress(OSError):
+                one.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not ended.wait(0.02):
+                    one.sendall(b"X-More: 1\r\n")
+
+        dripping = threading.Thread(target=drip, daemon=True)
+        dripping.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with pytest.raises(CannotFindOut, match="no whole answer within"):
+                pins.commit_of("owner/name", branch="main", endpoint=url)
+        finally:
+            ended.set()
+            dripping.join(10)
+
+
+def test_an_answer_nested_without_end_is_no_json() -> None:
+    with (
+        serving(lambda *_: (200, {}, b"[" * 200_000)) as server,
+        pytest.raises(CannotFindOut, match="no JSON"),
+    ):
+        pins.commit_of("owner/name", branch="main", endpoint=server.url)
+
+
+def test_control_bytes_of_an_answer_reach_no_terminal() -> None:
+    with (
+        serving(registry({"a/b:v1": MANIFEST}, stated="\x1b[31mX")) as server,
+        pytest.raises(CannotFindOut) as digest,
+    ):
+        pins.digest_of(pins.image("a/b:v1"), registry=server.url)
+    with (
+        serving(lambda *_: (200, {}, b'{"sha": "\\u001b[31m\\u202eX"}')) as server,
+        pytest.raises(CannotFindOut) as commit,
+    ):
+        pins.commit_of("owner/name", branch="main", endpoint=server.url)
+    with (
+        serving(lambda *_: (401, {"WWW-Authenticate": "\x1b[31mX y"}, b"")) as server,
+        pytest.raises(CannotFindOut) as login,
+    ):
+        pins.digest_of(pins.image("a/b:v1"), registry=server.url)
+    for error in (digest, commit, login):
+        assert "\\x1b[31m" in str(error.value)
+        assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "realm", ["http://169.254.169.254/latest", "http://127.0.0.1.example.com/token", "http://[x"]
+)
+def test_a_registry_of_this_machine_names_no_other_one_over_http(realm: str) -> None:
+    challenge = {"WWW-Authenticate": f'Bearer realm="{realm}"'}
+    with (
+        serving(lambda *_: (401, challenge, b"")) as server,
+        pytest.raises(CannotFindOut, match="another login"),
+    ):
+        pins.digest_of(pins.image("a/b:v1"), registry=server.url)
+
+
+def test_a_token_that_no_header_can_hold_is_none() -> None:
+    def answer(path: str, headers: object, url: str) -> tuple[int, dict[str, str], bytes]:
+        if path.startswith("/token"):
+            return 200, {}, '{"token": "a\u00e4\\n"}'.encode()
+        return 401, {"WWW-Authenticate": f'Bearer realm="{url}/token"'}, b""
+
+    with serving(answer) as server, pytest.raises(CannotFindOut, match="gives no token"):
+        pins.digest_of(pins.image("a/b:v1"), registry=server.url)
 
 
 def test_no_redirect_is_followed() -> None:
