@@ -14,6 +14,7 @@ from flows.shipped import beside, find_sweep, shipped
 from tasks.home import Home
 from tasks.plan.plan import Plan
 from tasks.plan.sweep import parse_sweep
+from tasks.redact import Secrets
 from warehouse.errors import BadInput, CheckFailed
 
 if TYPE_CHECKING:
@@ -82,9 +83,13 @@ def lint(
     listings: dict[str, Listing] = {}
     if not findings:
         for name in sweeps if objects or render is not None else []:
-            listings[name], wrong = _listing(name, target)
+            listing, wrong = _listing(name, target)
             findings += wrong
-        if render is not None:
+            if listing is not None:
+                listings[name] = listing
+        if any(finding.is_secret for finding in findings):
+            say("nothing is rendered: a secret is written out, and the resources would hold it")
+        elif render is not None:
             others = [p for n, p in named if n not in sweeps and p not in services]
             _write(render, listings, others, params, services, target)
     _show(findings, listings, [name for name, _ in named], objects=objects, json=json)
@@ -173,8 +178,11 @@ def _plan(name: str, target: str) -> Plan:
     )
 
 
-def _listing(name: str, target: str) -> tuple[Listing, list[Finding]]:
-    """Return what a sweep would create, and what is wrong with its operations, each thing once."""
+def _listing(name: str, target: str) -> tuple[Listing | None, list[Finding]]:
+    """Return what a sweep would create, and what is wrong with its operations, each thing once.
+
+    Of operations that hold a secret nothing is made.
+    """
     from tasks.launch import lint as checks
     from tasks.launch import objects as dry
     from tasks.launch import target as targets
@@ -189,6 +197,8 @@ def _listing(name: str, target: str) -> tuple[Listing, list[Finding]]:
                     built, name=name, is_cluster=not profile.is_embedded, asks_polyaxon=False
                 )
             )
+    if any(finding.is_secret for finding in found):
+        return None, list(found)
     return dry.listing(home, profile, plan), list(found)
 
 
@@ -298,12 +308,27 @@ def _write(
             params=params if path in components else None,
             host=profile.host,
         )
-    folder.mkdir(parents=True, exist_ok=True)
     operations = {f"{path.stem}.operation": built for path, built in services.items()}
-    for stem, document in {**made, **operations}.items():
-        path = folder / f"{stem}.yaml"
-        path.write_text(yaml.safe_dump(document, sort_keys=False, width=100), encoding="utf-8")
+    texts = {
+        folder / f"{stem}.yaml": yaml.safe_dump(document, sort_keys=False, width=100)
+        for stem, document in {**made, **operations}.items()
+    }
+    _refuse_secrets(texts)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     say(f"{len(made)} Kubernetes resources in {folder}")
     for stem in operations:
         where = f"{profile.owner}/{profile.project}"
         say(f"submit it with: polyaxon run -p {where} -f {folder / stem}.yaml")
+
+
+def _refuse_secrets(texts: dict[Path, str]) -> None:
+    """Refuse to write a resource that holds a secret, such as one given with --param."""
+    secrets = Secrets.here()
+    for path, text in texts.items():
+        if (line := secrets.first(text)) is not None:
+            raise BadInput(
+                f"{path}: not written: its line {line} would hold what looks like a secret; give "
+                "secrets to a cluster by reference"
+            )

@@ -60,11 +60,14 @@ def pin(
 
     Example: `memsweep pin demo`
     """
+    from flows.context import refuse_secrets
+
     registry = registry and pins.address(registry, what="--registry")
     hub = hub and pins.address(hub, what="--hub")
     shipped_path = shipped().get(sweep)
     place = pins.beside(shipped_path or Path(sweep), is_shipped=shipped_path is not None)
     where, text = find_sweep(sweep, with_pins=False)
+    refuse_secrets(where, text)
     parsed = parse_sweep(text, where=where)
     wanted = _image(parsed, targets.load(target), image)
     steps = list(_steps(parsed, wanted, branch, registry, hub, build=build))

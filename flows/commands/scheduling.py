@@ -11,11 +11,10 @@ import typer
 
 from flows.commands.planning import JsonOption, TargetOption
 from flows.output import emit_json, print_table, say
-from flows.shipped import beside, find_sweep, shipped
+from flows.shipped import shipped
 from tasks import notify, schedules
 from tasks.home import Home
 from tasks.plan.plan import make_plan
-from tasks.plan.sweep import Sweep, parse_sweep
 from tasks.rounds import now
 from tasks.schedules import MAX_LATE_HOURS, Schedule
 from warehouse.errors import BadInput
@@ -104,7 +103,7 @@ def _checked(
     sweep: str, cron: str | None, timezone: str, *, target: str, **options: Any
 ) -> Schedule:
     """Return the schedule that is asked for; refuses what no night could do, and starts nothing."""
-    from flows.context import surroundings
+    from flows.context import read_sweep, surroundings
 
     if cron is None:
         raise BadInput("schedule: --cron is missing, as in --cron '0 2 * * *'")
@@ -122,7 +121,7 @@ def _checked(
             "schedule: PREFECT_API_URL is set, but nights are fired by the embedded server; unset "
             "it, or deploy flows.nightly.night on your own server with a worker of your own"
         )
-    parsed = _parsed(sweep)
+    parsed, _ = read_sweep(sweep)  # every night would refuse one that holds a secret
     place = sweep if sweep in shipped() else str(Path(sweep).resolve())
     home = Home.find()
     _refuse_anothers_name(home, parsed.name, place)
@@ -154,18 +153,13 @@ def _refuse_anothers_name(home: Home, name: str, place: str) -> None:
         )
 
 
-def _parsed(sweep: str) -> Sweep:
-    where, text = find_sweep(sweep)
-    return parse_sweep(text, where=where, read=beside(sweep))
-
-
 def _schedule(home: Home, wanted: Schedule, json: bool) -> None:
     """Have it measured from now on."""
-    from flows.context import prepare, use
+    from flows.context import prepare, read_sweep, use
     from tasks.launch import services
     from tasks.launch import target as targets
 
-    parsed = _parsed(wanted.sweep)
+    parsed, _ = read_sweep(wanted.sweep)
     ends = prepare(home, parsed, wanted.target)
     use(home, ends)
     from flows.deployment import deploy

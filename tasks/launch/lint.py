@@ -52,6 +52,8 @@ _LOGIN = re.compile(r"(?<![^\s'\"])[^\s/@:'\"]+:[^\s/@'\"]+@(?!sha256:)")
 #: hold none.
 _NAMES_ONE = frozenset({"imagePullSecret", "image_pull_secret"})
 _MAX_SHOWN = 60
+#: What is wanted in place of a secret.
+_BY_REFERENCE, _BY_KEY = "a secret by reference", "valueFrom.secretKeyRef"
 _SILENT = "a restart would hide the first attempt, and podFailurePolicy asks for Never"
 
 
@@ -64,6 +66,11 @@ class Finding:
     what: str
     got: str | None = None
     wanted: str | None = None
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether it is a secret written out."""
+        return self.wanted in (_BY_REFERENCE, _BY_KEY)
 
     @property
     def line(self) -> str:
@@ -505,7 +512,7 @@ def _secrets(shown: str, document: object) -> Iterator[Finding]:
                     yield from _secret_options(shown, f"{where}.{name}".lstrip("."), listed)
         elif isinstance(value, str):
             for kind in kinds(value):
-                yield Finding(shown, where, f"looks like {kind}", wanted="a secret by reference")
+                yield Finding(shown, where, f"looks like {kind}", wanted=_BY_REFERENCE)
 
 
 def _secret_options(shown: str, where: str, listed: list[object]) -> Iterator[Finding]:
@@ -515,7 +522,7 @@ def _secret_options(shown: str, where: str, listed: list[object]) -> Iterator[Fi
         if is_option and isinstance(value, str) and not value.startswith("-") and not kinds(value):
             for kind in kinds(f"{option}={value}"):
                 what = f"looks like {kind}"
-                yield Finding(shown, f"{where}[{number}]", what, wanted="a secret by reference")
+                yield Finding(shown, f"{where}[{number}]", what, wanted=_BY_REFERENCE)
 
 
 def _secret_values(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[Finding]:
@@ -527,7 +534,7 @@ def _secret_values(shown: str, where: str, node: Mapping[str, Any]) -> Iterator[
         held = value.get("value") if isinstance(value, dict) else value
         if _is_written_out(str(name), held):
             what = f"the value of {name} is written out"
-            yield Finding(shown, where or str(name), what, wanted="valueFrom.secretKeyRef")
+            yield Finding(shown, where or str(name), what, wanted=_BY_KEY)
 
 
 def _is_written_out(name: str, held: object) -> bool:

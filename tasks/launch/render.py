@@ -14,6 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from tasks.redact import Secrets
 from warehouse.errors import BadInput
 
 #: Stands where the run's own would: the server gives it. Digits only would be read as a number.
@@ -21,6 +24,7 @@ RUN_UUID = "UUID"
 #: The agent's own artifacts store is not known here; only that there is one.
 _STORE = {"name": "artifacts", "kind": "s3", "schema": {"bucket": "s3://artifacts"}}
 _MAX_CAUSES = 10
+_MAX_TOLD = 300
 _HOST = "http://polyaxon"
 _CONTEXT_ROOT = "/plx-context"
 
@@ -142,11 +146,25 @@ def _quietly() -> Iterator[None]:
 
 
 def _told(error: BaseException) -> str:
-    """Return the innermost words of a chain of exceptions as one line."""
+    """Return the innermost words of a chain of exceptions as one line, without any secret.
+
+    Of a model's refusal only where and why: its own text repeats what the field holds.
+    """
     inner = error
     for _ in range(_MAX_CAUSES):
+        if isinstance(inner, ValidationError):
+            return _first(inner)
         following = inner.__cause__ or inner.__context__
         if following is None or not str(following).strip():
             break
         inner = following
-    return " ".join(str(inner).split())[:300] or type(inner).__name__
+    text = Secrets.here().clean_text(" ".join(str(inner).split()))
+    return text[:_MAX_TOLD] or type(inner).__name__
+
+
+def _first(error: ValidationError) -> str:
+    problems = error.errors(include_input=False, include_url=False, include_context=False)
+    where = ".".join(str(part) for part in problems[0]["loc"])
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    text = Secrets.here().clean_text(" ".join(f"{where}: {problems[0]['msg']}".split()))
+    return text.removeprefix(": ")[:_MAX_TOLD] + more

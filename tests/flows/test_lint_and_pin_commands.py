@@ -103,6 +103,80 @@ def test_what_lint_prints_holds_no_secret(here: Path, capsys: pytest.CaptureFixt
     assert not any(part in text for text in said for part in (token[:12], word))
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"password": "hunter2hunter2"},
+        {"env": [{"name": "HF_TOKEN", "value": "hf_" + "aB3d" * 8}]},
+        {"labels": {"x": "hf_" + "aB3d" * 8}},
+    ],
+)
+def test_a_profile_that_holds_a_secret_is_neither_shown_nor_rendered(
+    here: Path, capsys: pytest.CaptureFixture[str], environment: dict[str, Any]
+) -> None:
+    profile = yaml.safe_load((here / "far.yaml").read_text())
+    (here / "far.yaml").write_text(yaml.safe_dump({**profile, "environment": environment}))
+    wanted = ["lint", "mine.sweep.yaml", "--target", "far.yaml", "--objects", "--render", "out"]
+    assert cli.run(wanted) == 1
+    said = "".join(capsys.readouterr())
+    assert "nothing is rendered" in said
+    assert "written out" in said or "looks like" in said
+    assert "hunter2" not in said
+    assert "aB3d" not in said
+    assert not (here / "out").exists()
+
+
+def test_polyaxons_refusal_shows_no_value_of_a_field(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = yaml.safe_load((here / "far.yaml").read_text())
+    profile["environment"] = {"bogus": "hunter2hunter2"}
+    (here / "far.yaml").write_text(yaml.safe_dump(profile))
+    assert cli.run(["lint", "mine.sweep.yaml", "--target", "far.yaml", "--objects"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "environment.V1Environment.bogus: Extra inputs are not permitted" in said
+    assert "hunter2" not in said
+    assert "input_value" not in said
+    assert "https://errors" not in said
+
+
+def test_a_secret_given_as_a_parameter_is_written_nowhere(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    component = {
+        "version": 1.1, "kind": "component", "name": "one", "cache": {"disable": True},
+        "inputs": [{"name": "x", "type": "str"}],
+        "run": {
+            "kind": "job", "environment": {"restartPolicy": "Never"},
+            "container": {"image": f"a/b@{DIGEST}", "args": ["{{ x }}"]},
+        },
+    }  # fmt: skip
+    (here / "one.yaml").write_text(yaml.safe_dump(component))
+    assert cli.run(["lint", "one.yaml", "-P", "x=word", "--render", "good"]) == 0
+    assert [path.name for path in (here / "good").iterdir()] == ["one.yaml"]
+    capsys.readouterr()
+    secret = "hf_" + "aB3d" * 8
+    assert cli.run(["lint", "one.yaml", "-P", f"x={secret}", "--render", "out"]) == 2
+    said = "".join(capsys.readouterr())
+    assert "not written" in said
+    assert secret not in said
+    assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["pin", "mine.sweep.yaml"], ["schedule", "mine.sweep.yaml", "--cron", "0 2 * * *"]]
+)
+def test_a_sweep_that_holds_a_secret_is_refused_as_run_does(
+    here: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    secret = "hf_" + "aB3d" * 8
+    (here / "mine.sweep.yaml").write_text(f"{SWEEP}description: with {secret}\n")
+    assert cli.run(command) == 2
+    said = "".join(capsys.readouterr())
+    assert "looks like a secret" in said
+    assert secret not in said
+
+
 def test_an_unknown_target_is_bad_input_even_where_it_is_not_needed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
