@@ -53,7 +53,7 @@ class Wishes:
     fresh: bool = False  # open a new round
     keep_infeasible: bool = False  # run even what the prediction refuses
     keep_going: bool = False  # even where the first cells all fail alike
-    night: str | None = None  # scheduled time in UTC, as the round's label
+    label: str | None = None  # of the round to take; a night's is its scheduled time in UTC
     budget_minutes: float | None = None  # GPU-minutes (slot-minutes on a CPU) that may be spent
 
 
@@ -176,7 +176,7 @@ def _missing(home: Home, plan: Plan, target_name: str, wishes: Wishes) -> list[P
     same = [
         round_
         for round_ in rounds_of(home, plan.sweep.name)
-        if (round_.sweep_sha256, round_.target) == place and wishes.night in (None, round_.label)
+        if (round_.sweep_sha256, round_.target) == place and wishes.label in (None, round_.label)
     ]
     done = same[-1].all_finished() if same and not wishes.fresh else {}
     return [run for run in plan.runs() if (run.cell.cell_key, run.repeat) not in done]
@@ -277,7 +277,7 @@ def open_context(sweep_name: str, target_name: str, wishes: Wishes, *, flow_run_
     if unresolved := make_plan(sweep, where_runs).unresolved:
         raise BadInput(f"sweep {sweep.name}: unresolved pin {unresolved[0]}")
     round_, new = open_round(
-        home, sweep, text, target=target_name, fresh=wishes.fresh, label=wishes.night
+        home, sweep, text, target=target_name, fresh=wishes.fresh, label=wishes.label
     )
     say(f"round {round_.id} ({'opened' if new else 'goes on'})")
     plan = make_plan(

@@ -195,7 +195,7 @@ def _measure(
     where, text = find_sweep(sweep)
     parsed = parse_sweep(text, where=where, read=beside(sweep))
     _refuse_while_measured(home, parsed.name)
-    wishes = Wishes(night=this.night, budget_minutes=budget_minutes)
+    wishes = Wishes(label=this.night, budget_minutes=budget_minutes)
     need_disk(home, make_plan(parsed, surroundings(home, target), night=True), target, wishes)
     ends = prepare(home, parsed, target)
     # A cluster's operations are looked at by prepare.

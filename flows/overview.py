@@ -181,14 +181,14 @@ def _what_collects(
     """Return what collects a run that is measured no more, and what to type where that helps."""
     if row["pid"] is not None:
         return {"collected_by": f"process {row['pid']}", "command": None}
-    if row["planned"] and resumable:
+    if row["planned"]:
         sweep = _sweep_of(home, {"sweep": round_.sweep_name, "round": round_.id})
-        call = f"memsweep run {_call(sweep, round_.target)}"
+        newest = f"memsweep run {_call(sweep, round_.target)}"
+        call = newest if resumable else f"memsweep run {round_.id}"
         return {"collected_by": call, "command": call}
-    why = "its cell has other pins now" if resumable else "its sweep has a newer round"
     goes_on = row["status"] is not None and not is_final(row["status"])
     return {
-        "collected_by": f"nothing: {why}; its outputs stay in Polyaxon",
+        "collected_by": "nothing: its cell has other pins now; its outputs stay in Polyaxon",
         "command": f"memsweep stop {round_.id}" if goes_on else None,
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from tasks.files import read_json
 from tasks.launch import pins
 from tasks.plan.cell import UNRESOLVED
 from tasks.plan.published import Gathered, Published, parse
@@ -102,5 +103,11 @@ def find_sweep(name_or_path: str, *, with_pins: bool = True) -> tuple[str, str]:
 
 
 def beside(name_or_path: str) -> Callable[[str], str]:
-    """Return a reader of the prompt files that a sweep names, looked for beside the sweep."""
-    return prompts_in((shipped().get(name_or_path) or Path(name_or_path)).parent)
+    """Return a reader of the prompt files that a sweep names, looked for beside the sweep.
+
+    A round's copy of a sweep has them in one file (tasks/rounds.py).
+    """
+    folder = (shipped().get(name_or_path) or Path(name_or_path)).parent
+    kept = read_json(folder / "prompts.json") if (folder / "round.json").is_file() else None
+    read = prompts_in(folder)
+    return read if kept is None else lambda name: str(kept[name]) if name in kept else read(name)

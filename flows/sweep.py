@@ -76,19 +76,22 @@ def measure_sweep(
     keep_infeasible: bool = False,
     keep_going: bool = False,
     budget_minutes: float | None = None,
+    label: str | None = None,
 ) -> State[str]:
     """Measure what is missing of a sweep's newest round (or of a new one).
 
     ``sweep`` is a shipped sweep's name or a file; ``target`` a profile of polyaxonfiles/profiles;
     ``keep_infeasible`` runs even the cells that the prediction refuses; ``keep_going`` goes on
     where the first cells all fail alike; no run is started that by its estimate would exceed
-    ``budget_minutes``, the GPU-minutes (slot-minutes on a CPU) this flow may spend.
+    ``budget_minutes``, the GPU-minutes (slot-minutes on a CPU) this flow may spend; ``label`` takes
+    the round of that label in place of the newest.
     """
     wishes = Wishes(
         fresh=fresh,
         keep_infeasible=keep_infeasible,
         keep_going=keep_going,
         budget_minutes=budget_minutes,
+        label=label,
     )
     return measure_in_flow(sweep, target, wishes)
 

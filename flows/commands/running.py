@@ -99,6 +99,8 @@ def run(
 ) -> None:
     """Measure what is missing of a sweep's newest round; a second call goes on where it was.
 
+    A round's name in the sweep's place goes on with that round, though there may be a newer one.
+
     Exits 0 when every outcome was as expected, 1 when one was not.
 
     Example: `memsweep run demo`
@@ -109,8 +111,19 @@ def run(
         "keep_going": keep_going,
         "budget_minutes": budget,
     }
+    if (older := _round_named(sweep)) is not None:
+        if fresh or target not in ("local", older.target):
+            raise BadInput(f"round {older.id} is on {older.target}: leave out --fresh and --target")
+        sweep, target = str(older.folder / "sweep.yaml"), older.target
+        wishes["label"] = older.label
     if unexpected := measure(sweep, target, wishes, show_plan=False):
         raise CheckFailed(f"{unexpected}; see: memsweep compare")
+
+
+def _round_named(name: str) -> Round | None:
+    if name in shipped() or Path(name).exists():
+        return None
+    return next((round_ for round_ in rounds_of(Home.find()) if round_.id == name), None)
 
 
 def measure(sweep: str, target: str, wishes: Mapping[str, Any], *, show_plan: bool) -> str | None:
@@ -305,13 +318,12 @@ def _stop_orphans(home: Home, target: str, rounds: list[Round], after_current: b
     ids = {round_.id for round_ in rounds}
     left = [view for view in port.active() if view.meta_info.get("round") in ids]
     for view in left:
+        place = view.meta_info["round"]
         if after_current:
-            say(
-                f"run {view.uuid}: goes on; its flow is gone, the next run of the sweep collects it"
-            )
+            say(f"run {view.uuid}: goes on without a flow; collected by: memsweep run {place}")
             continue
         port.stop(view.uuid)
-        say(f"run {view.uuid}: stop asked; its flow is gone, the next run of the sweep collects it")
+        say(f"run {view.uuid}: stop asked, it has no flow; collected by: memsweep run {place}")
     return bool(left)
 
 

@@ -105,9 +105,9 @@ def test_a_night_needs_the_disk_of_its_own_round_and_of_its_sentinel(
     runs = [*night.runs()]
     assert len(runs) == 5
     measured(opened(home), runs)
-    needs(disk, home, 5, night, night=LABEL)
+    needs(disk, home, 5, night, label=LABEL)
     measured(opened(home, LABEL), runs[:4])
-    needs(disk, home, 1, night, night=LABEL)
+    needs(disk, home, 1, night, label=LABEL)
 
 
 def test_a_round_on_a_profile_from_a_file_is_known_by_what_was_given(

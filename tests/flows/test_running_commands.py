@@ -13,6 +13,7 @@ from prefect.states import Cancelled, Completed, Failed
 from testkit.polyaxon import FakePolyaxon
 
 from flows import cli, context, sweep
+from flows.commands import running
 from flows.commands.running import not_as_expected
 from flows.context import Context, Wishes
 from flows.sweep import measure_in_flow
@@ -145,7 +146,9 @@ def test_after_current_leaves_a_run_whose_flow_is_gone_to_its_end(
     monkeypatch.setattr(services, "endpoints", lambda _home: object())
     assert cli.run(["stop", "two", "--after-current"]) == 0
     assert polyaxon.stopped == []
-    assert f"run {UUID}: goes on; its flow is gone" in " ".join(capsys.readouterr().err.split())
+    assert f"goes on without a flow; collected by: memsweep run {round_.id}" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert cli.run(["stop", "two"]) == 0
     assert polyaxon.stopped == [UUID]
 
@@ -159,3 +162,28 @@ def test_a_profile_from_a_file_is_the_same_from_everywhere(
     assert {context.given_target(one) for one in ("mine.yaml", "./mine.yaml", whole)} == {whole}
     assert context.given_target("local") == "local"
     assert context.given_target("not-there.yaml") == "not-there.yaml"
+
+
+def test_a_rounds_name_goes_on_with_it_though_there_is_a_newer_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
+    text = SWEEP.replace("NAME", "two").replace("number: 1", "number: 1, prompts: p.jsonl")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "tokens": 1}\n')
+    (tmp_path / "two.yaml").write_text(text)
+    parsed, _ = context.read_sweep(str(tmp_path / "two.yaml"))
+    older, _ = open_round(home, parsed, text, target="local", fresh=True)
+    open_round(home, parsed, text, target="local", fresh=True)
+    asked: list[tuple[Any, ...]] = []
+
+    def measure(sweep_: str, target: str, wishes: Any, **_: object) -> None:
+        again, text_ = context.read_sweep(sweep_)
+        label = wishes["label"]
+        found = open_round(home, again, text_, target=target, fresh=False, label=label)
+        asked.append(found)
+
+    monkeypatch.setattr(running, "measure", measure)
+    assert cli.run(["run", older.id]) == 0
+    assert asked == [(older, False)]
+    assert cli.run(["run", older.id, "--fresh"]) == 2
+    assert "leave out --fresh" in capsys.readouterr().err
