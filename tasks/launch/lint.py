@@ -153,8 +153,6 @@ def _refused(shown: str, error: Exception) -> Finding:
 
 
 def _profile(shown: str, profile: target.Profile) -> Iterator[Finding]:
-    if profile.image is not None and ("@" in profile.image or ":" in profile.image.split("/")[-1]):
-        yield Finding(shown, "image", "a tag or digest in it", profile.image, "image_digest apart")
     yield from _resources(shown, "resources", profile.resources)
     yield from _labels(shown, "environment", profile.environment)
     yield from _literals(shown, "environment", profile.environment)

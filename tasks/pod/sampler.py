@@ -114,6 +114,10 @@ class MetricsTake:
         problems += self._resets(values)
         return {"values": values, "reason": "; ".join(problems) or None}
 
+    def close(self) -> None:
+        """Close the connection, once the sampler's thread has ended."""
+        self._client.close()
+
     def _resets(self, values: dict[str, float | None]) -> list[str]:
         found: list[str] = []
         for name, value in values.items():

@@ -119,7 +119,8 @@ def lateness(seconds: float, interval_s: float, busy: int) -> dict[str, Any]:
         time.sleep(1.0)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
-            take = Counted(MetricsTake(port))
+            metrics = MetricsTake(port)
+            take = Counted(metrics)
             sampler = Sampler("server", interval_s, Lines(path), take)
             beside = Sampler("process", 1.0, Lines(Path(folder) / "beside.jsonl"), resident)
             start = time.monotonic()
@@ -130,6 +131,7 @@ def lateness(seconds: float, interval_s: float, busy: int) -> dict[str, Any]:
                 time.sleep(0.02)
             sampler.stop()
             beside.stop()
+            metrics.close()
             wall = time.monotonic() - start
             rows = [json.loads(line) for line in path.read_text().splitlines()]
     finally:
