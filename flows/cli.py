@@ -132,7 +132,8 @@ def _told(error: BaseException) -> int:
             return 130
         case typer.TyperException():
             if words := _one_line(error):  # empty when help was printed for want of arguments
-                say(f"memsweep: {words}; see: memsweep --help")
+                where = getattr(getattr(error, "ctx", None), "command_path", "memsweep")
+                say(f"memsweep: {words}; see: {where} --help")
             return 2
         case MemsweepError():
             say(f"memsweep: {' '.join(str(error).split())}")

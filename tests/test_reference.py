@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from pydantic import BaseModel
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from flows import cli
+from tasks.plan.cell import LoadPoint, Sampling, ServerSettings
+from tasks.plan.sweep import Experiment, LoadPatch, ServerPatch, Sweep, SweepPins
 
 REFERENCE = Path(__file__).parent.parent / "flows/README.md"
 HEAD = """# flows
@@ -25,6 +29,21 @@ file.
 
 Made from the commands by tests/test_reference.py (MEMSWEEP_REGENERATE=1 rewrites it).
 """
+
+
+#: Keys whose models leave it to their names.
+SAYS = {
+    "name": "small letters, digits and -",
+    "description": "for people; part of the sweep's hash, not of a cell's",
+    "pins": "what is fixed by content; see below",
+    "server": "settings of the server; see below",
+    "load": "settings of the load; see below",
+    "sampling": "how often is sampled; see below",
+    "experiments": "the cells; see below",
+    "server_interval_s": "between two scrapes of the server's metrics, s",
+    "gpu_interval_s": "between two samples of the GPU, s",
+    "process_interval_s": "between two samples of the processes' memory, s",
+}
 
 
 def leaves(group: TyperGroup, prefix: str = "memsweep") -> list[tuple[str, TyperCommand]]:
@@ -60,6 +79,27 @@ def arguments(command: TyperCommand) -> list[str]:
     return found
 
 
+def keys() -> Iterator[str]:
+    """Yield tables of all keys of a sweep file, from the models that read it."""
+    yield "\n## Keys of a sweep\n"
+    for title, model, words in (
+        ("The file", Sweep, Sweep),
+        ("`experiments`: a list of these", Experiment, Experiment),
+        ("`server`, and what `vary` may name: vLLM's options", ServerPatch, ServerSettings),
+        ("`load`, each of `points`, and what `vary_load` may name", LoadPatch, LoadPoint),
+        ("`pins`", SweepPins, SweepPins),
+        ("`sampling`", Sampling, Sampling),
+    ):
+        yield f"\n{title}:\n\n| key | meaning | left out |\n|---|---|---|\n"
+        for name in model.model_fields:
+            field = words.model_fields[name]
+            says_little = field.is_required() or field.default_factory is not None
+            says_little = says_little or isinstance(field.default, BaseModel | None)
+            default = "" if says_little or field.default == "" else f"`{field.default}`"
+            own = model.model_fields[name].description
+            yield f"| `{name}` | {own or field.description or SAYS[name]} | {default} |\n"
+
+
 def render() -> str:
     parts = [HEAD]
     for name, command in commands():
@@ -70,7 +110,7 @@ def render() -> str:
             for option in options(command):
                 names = ", ".join([*option.opts, *option.secondary_opts])
                 parts.append(f"| `{names}` | {(option.help or '').replace('|', chr(92) + '|')} |\n")
-    return "".join(parts)
+    return "".join([*parts, *keys()])
 
 
 def test_the_reference_is_what_the_commands_say() -> None:

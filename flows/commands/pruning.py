@@ -88,4 +88,5 @@ def _tell(items: list[Item], *, yes: bool, json: bool) -> None:
     if items:
         rows = [[item.kind, item.what, f"{item.bytes / 1e6:,.1f}"] for item in items]
         print_table("Removed" if yes else "May go", ["kind", "what", "MB"], rows)
-    emit_text(f"{len(items)} things, {freed / 1e6:,.1f} MB{'' if yes else ' - remove: --yes'}")
+    more = " - remove: --yes" if items and not yes else ""
+    emit_text(f"{len(items)} things, {freed / 1e6:,.1f} MB{more}")

@@ -265,6 +265,7 @@ def stop(
     if what is not None and what not in names and (what in shipped() or Path(what).is_file()):
         where, text = find_sweep(what)
         what = parse_sweep(text, where=where).name
+        names.add(what)  # one that was never measured is not being measured either
     if what is None or what in names:
         chosen = [r for r in rounds if what in (None, r.sweep_name, r.id)]
         if not _stop_rounds(home, chosen, after_current=after_current):

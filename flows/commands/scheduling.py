@@ -15,7 +15,7 @@ from flows.shipped import shipped
 from tasks import notify, schedules
 from tasks.home import Home
 from tasks.plan.plan import make_plan
-from tasks.rounds import now
+from tasks.rounds import DEFAULT_TARGET, now
 from tasks.schedules import MAX_LATE_HOURS, Schedule
 from warehouse.errors import BadInput
 
@@ -129,7 +129,8 @@ def _checked(
     if plan.unresolved:
         raise BadInput(
             f"sweep {parsed.name}: {len(plan.unresolved)} pins are unresolved, first "
-            f"{plan.unresolved[0]}; a night could only fail: state them under pins in the sweep"
+            f"{plan.unresolved[0]}; a night could only fail; resolve them with: memsweep pin "
+            f"{sweep}{'' if target == DEFAULT_TARGET else f' --target {target}'}"
         )
     return Schedule(
         name=parsed.name,

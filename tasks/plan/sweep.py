@@ -391,17 +391,22 @@ def machine_memory_bytes() -> int:
 
 def first_problem(error: ValidationError) -> str:
     """Return a validation error's first problem as one line: where, what, what was got."""
-    # An unknown key comes first: a misspelt one is often the cause of a "field required" too.
-    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    # An unknown key comes first: a misspelt one is often the cause of a "field required" too. Of
+    # the forms that a value may have the plain one is told.
+    turn = {"extra_forbidden": 0, "model_type": 2}
+    problems = sorted(error.errors(), key=lambda problem: turn.get(problem["type"], 1))
     first = problems[0]
     where = ""
     for part in first["loc"]:
+        if part in ("int", "BeyondMachine"):
+            continue  # which form, by the name of its type
         where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = "unknown key"
+        message = "no such key"
     got = first.get("input")
-    silent = isinstance(got, dict | list) or first["type"] == "value_error"
+    # What an unknown key holds is nobody's business: it may be a secret.
+    silent = isinstance(got, dict | list) or first["type"] in ("value_error", "extra_forbidden")
     shown = "" if silent else f", got {got!r}"
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{where}: {message}{shown}{more}" if where else f"{message}{shown}{more}"

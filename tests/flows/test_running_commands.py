@@ -187,3 +187,16 @@ def test_a_rounds_name_goes_on_with_it_though_there_is_a_newer_one(
     assert asked == [(older, False)]
     assert cli.run(["run", older.id, "--fresh"]) == 2
     assert "leave out --fresh" in capsys.readouterr().err
+
+
+def test_a_sweep_that_was_never_measured_is_not_being_measured(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MEMSWEEP_HOME", str(home.root))
+    assert cli.run(["stop", "demo"]) == 0
+    assert "nothing is being measured" in capsys.readouterr().err
+
+
+def test_a_missing_option_names_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["fit"]) == 2
+    assert "see: memsweep fit --help" in " ".join(capsys.readouterr().err.split())

@@ -203,8 +203,8 @@ cells:
         ("8.35x", "8.35 GiB", "wanted a figure in x"),
         ("document: d,", "document: e,", "'e' is not among documents"),
         ("metric: max_concurrency", "metric: preemptions", "state point or leave it out"),
-        ("section: s", "section: s, more: 1", "unknown key"),
-        ("sweep: x", "sweep: x\nof: [y]", "unknown key"),
+        ("section: s", "section: s, more: 1", "no such key"),
+        ("sweep: x", "sweep: x\nof: [y]", "no such key"),
     ],
 )
 def test_slips_in_a_file_are_one_line(old: str, new: str, said: str) -> None:

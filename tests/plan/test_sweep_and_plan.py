@@ -129,7 +129,11 @@ def test_vary_load_shares_one_boot() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("name: small", "name: small\nexperimints: []"), "experimints: unknown key"),
+        (("name: small", "name: small\nexperimints: []"), "experimints: no such key"),
+        (
+            ("kv_cache_memory_bytes: 16777216", "kv_cache_memory_bytes: lots"),
+            "server.kv_cache_memory_bytes: Input should be a valid integer, got 'lots'",
+        ),
         (("number: 8", "number: 2"), "number is 2, wanted at least parallel (4)"),
         (("max_model_len: 2048", "max_model_len: 600"), "wanted at most max_model_len (600)"),
         (("max_model_len: 2048", "max_model_len: -5"), "greater than or equal to 1, got -5"),
@@ -155,6 +159,13 @@ def test_bad_input_is_one_line_that_says_where(change: tuple[str, str], said: st
         make_plan(parse_sweep(MINIMAL.replace(*change), where="f.yaml"), surroundings())
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_an_unknown_key_holds_is_not_shown() -> None:
+    text = MINIMAL.replace("name: small", "name: small\napi_key: hunter2hunter2", 1)
+    with pytest.raises(BadInput) as caught:
+        parse_sweep(text, where="f.yaml")
+    assert str(caught.value) == "f.yaml: api_key: no such key"
 
 
 def test_equal_cells_are_refused() -> None:
