@@ -37,7 +37,7 @@ from tasks.plan.plan import Plan, PlannedRun, Surroundings, make_plan
 from tasks.plan.spending import NO_HISTORY, History, choose
 from tasks.plan.sweep import Sweep, machine_memory_bytes, parse_sweep
 from tasks.redact import Secrets
-from tasks.rounds import Round, open_round, rounds_of
+from tasks.rounds import Round, newest_round, open_round, rounds_of
 from warehouse.errors import BadInput, CannotFindOut
 
 #: Free disk that no run may touch: the warehouse and the services need some to end well.
@@ -172,13 +172,9 @@ def need_disk(home: Home, plan: Plan, target_name: str, wishes: Wishes) -> None:
 
 def _missing(home: Home, plan: Plan, target_name: str, wishes: Wishes) -> list[PlannedRun]:
     """Return the runs that are not finished in the round which would be measured."""
-    place = (plan.sweep.sha256, target_name)  # as it was given: a profile may be a file
-    same = [
-        round_
-        for round_ in rounds_of(home, plan.sweep.name)
-        if (round_.sweep_sha256, round_.target) == place and wishes.label in (None, round_.label)
-    ]
-    done = same[-1].all_finished() if same and not wishes.fresh else {}
+    # By the target as it was given: a profile may be a file.
+    taken = newest_round(home, plan.sweep, target_name, wishes.label)
+    done = taken.all_finished() if taken is not None and not wishes.fresh else {}
     return [run for run in plan.runs() if (run.cell.cell_key, run.repeat) not in done]
 
 

@@ -52,8 +52,9 @@ def overview(home: Home) -> dict[str, Any]:
     """Return everything `status` tells, as JSON values."""
     states = services.status(home)
     ends = services.endpoints(home)
-    rounds = _rounds(home)
-    running, uncollected = _open_runs(home, ends)
+    every = rounds_of(home)
+    rounds = _rounds(home, every)
+    running, uncollected = _open_runs(home, every, ends)
     found: dict[str, Any] = {
         "services": [
             {"name": s.name, "state": s.state, "pid": s.pid, "url": s.url} for s in states
@@ -73,9 +74,8 @@ def overview(home: Home) -> dict[str, Any]:
 # -- rounds ---------------------------------------------------------------------------------
 
 
-def _rounds(home: Home) -> list[dict[str, Any]]:
+def _rounds(home: Home, every: Sequence[Round]) -> list[dict[str, Any]]:
     """Return the progress of the latest rounds, and of the newest of each sweep."""
-    every = rounds_of(home)
     # `run` goes on with the newest round of a sweep as its file now is; older ones stay.
     newest = set({(r.sweep_name, r.target): r.id for r in every}.values())
     told = {r.id for r in every[-ROUNDS_TOLD:]} | newest
@@ -157,10 +157,9 @@ def _surroundings(home: Home, target: str) -> Any:
 
 
 def _open_runs(
-    home: Home, ends: services.Endpoints | None
+    home: Home, every: Sequence[Round], ends: services.Endpoints | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the runs that a living flow measures, and those that are only to be collected."""
-    every = rounds_of(home)
     newest = set({(r.sweep_name, r.target): r.id for r in every}.values())
     # `run` goes on with the newest round of a sweep's content: an older copy can be given to it.
     resumable = set({(r.sweep_sha256, r.target): r.id for r in every}.values())

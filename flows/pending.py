@@ -40,7 +40,7 @@ class CellResult:
     #: Why nothing was found out, so that the repeat is worth another attempt.
     transient: str | None = None
     #: How long its run lasted, seconds.
-    took_s: float = 0.0
+    took_s: float | None = None  # unknown, or not measured by this flow
 
 
 Key = tuple[str, int]

@@ -46,7 +46,7 @@ from tasks.rounds import RepeatState
 from tasks.steps import measure_cell
 from tasks.witnesses import finished
 from warehouse.errors import CannotFindOut, MemsweepError
-from warehouse.registry import Outcome
+from warehouse.registry import Outcome, Phase
 
 #: Far above any number of slots: the slots, not the pool, limit what runs at a time.
 #: (Prefect's runners are invariant in their future's type, hence the cast.)
@@ -487,8 +487,11 @@ def _work(
 ) -> Callable[[], str]:
     def work() -> str:
         try:
+            began = time.monotonic()
             result = measure_one(context, run, release)
-            progress.spend(run, result.took_s)
+            # Where nobody saw its end it counts for as long as it was waited for.
+            waited = time.monotonic() - began
+            progress.spend(run, waited if result.took_s is None else result.took_s)
             if not _tried_again(context, run, result, progress.pending):
                 home = context.measuring.home
                 ended = finished(home, run.cell, result.run_uuid, result.outcome)
@@ -560,11 +563,13 @@ def measure_one(context: Context, run: PlannedRun, release: Callable[[], None]) 
     )
 
 
-def _seconds(manifest: Mapping[str, object]) -> float:
-    """Return how long a sealed run lasted; 0 where it never started."""
+def _seconds(manifest: Mapping[str, object]) -> float | None:
+    """Return how long a sealed run lasted: 0 if it never left the queue, ``None`` if unknown."""
+    if manifest.get("phase") == Phase.QUEUE.value:
+        return 0.0
     began, ended = manifest.get("started_at"), manifest.get("ended_at")
     if began is None or ended is None:
-        return 0.0
+        return None
     length = datetime.fromisoformat(str(ended)) - datetime.fromisoformat(str(began))
     return max(0.0, length.total_seconds())
 

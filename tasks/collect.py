@@ -26,7 +26,7 @@ from tasks.causes import transient_cause
 from tasks.clock import Clock
 from tasks.files import read_json
 from tasks.home import Home
-from tasks.launch.port import PolyaxonPort, RunUnknown, RunView
+from tasks.launch.port import PolyaxonPort, RunUnknown, RunView, is_final
 from tasks.outcome import decide_outcome
 from tasks.plan.plan import PlannedRun
 from tasks.redact import Secrets, clean_folder
@@ -404,5 +404,8 @@ def _times(
     clock = Clock.read(folder / "clock.json")
     if end and clock:
         return clock.utc(end.get("started_s")), clock.utc(end.get("ended_s"))
-    stamps = [one.at for one in view.conditions if one.at]
-    return (stamps[0], stamps[-1]) if stamps else (None, None)
+    stamped = [one for one in view.conditions if one.at]
+    if not stamped:
+        return None, None
+    # The last one is no end where the run was deleted while it went on.
+    return stamped[0].at, stamped[-1].at if is_final(stamped[-1].type) else None

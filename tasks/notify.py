@@ -5,14 +5,13 @@ A webhook's address is often its secret, so no message here holds more of it tha
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import httpx
 import tenacity
 
+from tasks.patience import within
 from warehouse.errors import BadInput
 
 TRIES = 3
@@ -70,14 +69,9 @@ def post(address: str, document: Mapping[str, object], *, wait_s: float = WAIT_S
         check_address(address, "webhook")
     except BadInput as error:
         return str(error)
-    told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    # A thread, because httpx bounds every read but no whole answer; one left over dies with us.
-    threading.Thread(
-        target=lambda: told.put(_post(address, document, wait_s)), name="webhook", daemon=True
-    ).start()
     try:
-        return told.get(timeout=DEADLINE_S)
-    except queue.Empty:
+        return within(DEADLINE_S, lambda: _post(address, document, wait_s), name="webhook")
+    except TimeoutError:
         return f"webhook {shown(address)}: no whole answer within {DEADLINE_S:.0f} s"
 
 

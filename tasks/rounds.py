@@ -406,6 +406,16 @@ def _is_time(text: str) -> bool:
         return False
 
 
+def newest_round(home: Home, sweep: Sweep, target: str, label: str | None = None) -> Round | None:
+    """Return the round with which a sweep goes on on a target: its newest, or that of the label."""
+    same = [
+        r
+        for r in rounds_of(home, sweep.name)
+        if (r.sweep_sha256, r.target) == (sweep.sha256, target) and label in (None, r.label)
+    ]
+    return same[-1] if same else None
+
+
 def open_round(
     home: Home,
     sweep: Sweep,
@@ -428,12 +438,9 @@ def open_round(
 def _open_round(
     home: Home, sweep: Sweep, sweep_text: str, *, target: str, fresh: bool, label: str | None
 ) -> tuple[Round, bool]:
+    if not fresh and (newest := newest_round(home, sweep, target, label)) is not None:
+        return newest, False
     known = rounds_of(home, sweep.name)
-    same = [r for r in known if (r.sweep_sha256, r.target) == (sweep.sha256, target)]
-    if label is not None:
-        same = [r for r in same if r.label == label]
-    if same and not fresh:
-        return same[-1], False
     place = "" if target == DEFAULT_TARGET else f"{_plain(target)}-"
     prefix = f"{sweep.name}-{sweep.sha256[:8]}-{place}"
     label, folder = _claim(home, prefix, label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +211,15 @@ def test_a_run_deleted_in_polyaxon_is_sealed_as_lost(
     port = FakePolyaxon()
     for asked in ("fetch", "content", "logs", "log_outputs"):
         monkeypatch.setattr(port, asked, gone)
-    sealed = collected(port, "failed", reason="Deleted")
+    going = tuple(
+        Condition(type=name, at=f"2026-11-30T01:0{n}:00.000Z")
+        for n, name in enumerate(("compiled", "running"))
+    )
+    monkeypatch.setattr(sys.modules[__name__], "CONDITIONS", (*going, going[-1]))
+    # Its last condition is no end: nobody saw one.
+    sealed = collected(port, "running")
+    assert sealed.manifest["started_at"] == going[0].at
+    assert sealed.manifest["ended_at"] is None
     assert sealed.manifest["outcome"] == "lost"
     assert "no such run" in str(sealed.manifest["incomplete"])
     assert bundle.verify(sealed.folder) == []

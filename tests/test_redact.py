@@ -165,7 +165,7 @@ def test_a_secret_of_a_known_form_is_taken_out(line: str, secret: str) -> None:
         "passwd: files1234 systemd",
         "docker run -u 1000:1000 x, curl -u 1000:1000, curl -u $ME:$WORD, curl -u me https://a:80/x",
         "msg.something_long_enough.another_long_part npm_config_cache pypi-agent hooks.slack.com/",
-        "Enter passphrase for key '/root/.ssh/id': wrong",
+        "Enter passphrase for key '/home/me/.ssh/id': wrong",
         "passwd:         compat systemd\npasswd: compat",
     ],
 )

@@ -103,7 +103,7 @@ def _checked(
     sweep: str, cron: str | None, timezone: str, *, target: str, **options: Any
 ) -> Schedule:
     """Return the schedule that is asked for; refuses what no night could do, and starts nothing."""
-    from flows.context import read_sweep, surroundings
+    from flows.context import given_target, read_sweep, surroundings
 
     if cron is None:
         raise BadInput("schedule: --cron is missing, as in --cron '0 2 * * *'")
@@ -135,7 +135,7 @@ def _checked(
     return Schedule(
         name=parsed.name,
         sweep=place,
-        target=str(Path(target).resolve()) if Path(target).is_file() else target,
+        target=given_target(target),
         cron=" ".join(cron.split()),
         timezone=timezone,
         directory=str(Path.cwd()),

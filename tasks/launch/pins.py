@@ -13,9 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
 import re
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +24,7 @@ from urllib.parse import quote, urlsplit
 import yaml
 from pydantic import Field, ValidationError
 
+from tasks.patience import within
 from tasks.plan import hub
 from tasks.plan.cell import UNRESOLVED, Strict
 from tasks.plan.sweep import SweepPins, first_problem, parse_yaml
@@ -261,23 +260,10 @@ def _get(session: httpx.Client, url: str, headers: dict[str, str]) -> _Answer:
     Raises:
         CannotFindOut: there is none within :data:`ANSWER_S`, or it is too long.
     """
-    told: queue.SimpleQueue[_Answer | Exception] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            told.put(_ask(session, url, headers))
-        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
-            told.put(error)
-
-    # A thread, because httpx bounds every read but no whole answer; one left over dies with us.
-    threading.Thread(target=ask, name="pins", daemon=True).start()
     try:
-        answer = told.get(timeout=ANSWER_S)
-    except queue.Empty:
+        return within(ANSWER_S, lambda: _ask(session, url, headers), name="pins")
+    except TimeoutError:
         raise CannotFindOut(f"{_shown(url)}: no whole answer within {ANSWER_S:.0f} s") from None
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def _ask(session: httpx.Client, url: str, headers: dict[str, str]) -> _Answer:

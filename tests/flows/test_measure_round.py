@@ -121,25 +121,38 @@ def measuring_with(
     return began
 
 
+class AtOnce:
+    """Counts how many runs are measured at the same time at most."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def measure(self) -> None:
+        """Be one of them for a moment."""
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.02)
+        with self._lock:
+            self._now -= 1
+
+
 @pytest.mark.parametrize("slots", [1, 2])
 def test_never_more_runs_than_slots_and_in_the_plans_order(
     make: Callable[[int], Context], monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    lock, now, most = threading.Lock(), [0], [0]
+    at_once = AtOnce()
 
     def body(context: Context, run: PlannedRun) -> None:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.02)
-        with lock:
-            now[0] -= 1
+        at_once.measure()
 
     began = measuring_with(monkeypatch, body)
     context = make(slots)
     results = measure_round(context)
     assert len(results) == 5
-    assert most[0] == slots
+    assert at_once.most == slots
     assert began == [run.cell.label for run in context.plan.runs(context.round.seed)]
 
 
@@ -510,22 +523,50 @@ def test_runs_that_go_on_are_paid_for_as_estimated_until_they_end(
     make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = on_budget(make(3), 2.5)
-    lock, now, most = threading.Lock(), [0], [0]
+    at_once = AtOnce()
 
     def outcome(run: PlannedRun, tried: int) -> str:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
-        time.sleep(0.02)
-        with lock:
-            now[0] -= 1
+        at_once.measure()
         return "ok"
 
     began = ending_with(monkeypatch, outcome, took=0.1)
     results = measure_round(context)
-    assert most[0] == 2
+    assert at_once.most == 2
     assert len(began) == 5, "they took less than that: what is left buys the others"
     assert sweep._verdict(context, results).is_completed()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "seconds"),
+    [
+        ({"phase": "bench", "started_at": "2026-11-30T01:00:00.000Z",
+          "ended_at": "2026-11-30T01:01:30.500Z"}, 90.5),
+        ({"phase": "queue", "started_at": "2026-11-30T01:00:00.000Z",
+          "ended_at": "2026-11-30T05:00:00.000Z"}, 0.0),
+        ({"phase": "collect", "started_at": "2026-11-30T01:00:00.000Z", "ended_at": None}, None),
+        ({"phase": "collect", "started_at": None, "ended_at": None}, None),
+    ],
+)  # fmt: skip
+def test_how_long_a_run_took_is_unknown_where_nobody_saw_its_end(
+    manifest: dict[str, object], seconds: float | None
+) -> None:
+    assert sweep._seconds(manifest) == seconds
+
+
+def test_a_run_whose_end_nobody_saw_is_paid_for_as_long_as_it_was_waited_for(
+    make: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = on_budget(make(1), 100)
+    progress = sweep._begin(context)
+    run = progress.pending.runs()[0]
+
+    def lost(*_: object) -> CellResult:
+        time.sleep(0.05)
+        return CellResult("x", 1, "u", "lost", as_expected=False, reused=False)
+
+    monkeypatch.setattr(sweep, "measure_one", lost)
+    sweep._work(context, run, lambda: None, progress)()
+    assert progress.spent_s >= 0.05
 
 
 def test_a_budget_is_spent_on_what_was_never_measured_first(
@@ -663,12 +704,6 @@ def test_a_stated_order_is_kept_on_a_budget(
     past = {first.cell.setting_key: Past(1, datetime(2026, 11, 1, tzinfo=UTC), None, None)}
     measure_round(on_budget(context, 5.5, history=History(past)))
     assert began[:2] == [first.cell.label, second.cell.label]
-
-
-def test_how_long_a_sealed_run_lasted() -> None:
-    began, ended = "2026-11-29T02:00:00.000Z", "2026-11-29T02:01:30.500Z"
-    assert sweep._seconds({"started_at": began, "ended_at": ended}) == 90.5
-    assert sweep._seconds({"started_at": None, "ended_at": None}) == 0
 
 
 def test_a_round_without_stated_order_is_shuffled_by_its_seed(
